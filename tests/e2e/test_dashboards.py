@@ -105,6 +105,17 @@ def pairs(exporting, lab_on, models, rows):
     return run_id
 
 
+@pytest.fixture(scope="module")
+def taught(exporting, lab_on, models, spec):
+    """Id of a run that a teacher judges, too long to end between two exports."""
+    body = spec(algorithm={"name": "opd"}, schedule={"steps": 60}) | {"teacher": {"path": str(models / "llama")}}
+    del body["reward"]
+    with lab_on(exporting) as lab:
+        run_id = lab.submit(body)
+        lab.ends(run_id)
+    return run_id
+
+
 def gives_time(condition, seconds=60.0):
     """Waits until it is true or the time is up: exports, scrapes and rules have their own intervals."""
     deadline = time.monotonic() + seconds
@@ -137,11 +148,12 @@ def name_of(value):
 
 
 @NEEDS
-def test_every_panel_of_every_dashboard_shows_data(prometheus, run, pairs):
+def test_every_panel_of_every_dashboard_shows_data(prometheus, run, pairs, taught):
     run_id, began = run
+    others = {"gradbus_preference": pairs, "gradbus_policy_teacher_kl": taught}
     shown = [(f"{board['title']}: {panel['title']}", target["expr"]) for board, panel in PANELS for target in panel["targets"]]
     empty = {
-        f"{title}: {expr}": filled(expr, pairs if "gradbus_preference" in expr else run_id)
+        f"{title}: {expr}": filled(expr, next((other for metric, other in others.items() if metric in expr), run_id))
         for title, expr in shown
         if title.partition(": ")[2] not in QUIET
     }
@@ -202,7 +214,7 @@ def test_points_lead_to_traces(prometheus, run, panel):
     assert leads()
 
 
-def test_what_a_run_emits_is_in_the_registry(received, run, pairs):
+def test_what_a_run_emits_is_in_the_registry(received, run, pairs, taught):
     known = {metric.name: metric for metric in METRICS}
     for service, emitted in received.emitted.items():
         for name, kind, unit, attributes in emitted:
@@ -225,7 +237,7 @@ def lacking(received):
     return (pairs - emitted) | {pair for pair in ours - named if pair[1] != "error.type"}
 
 
-def test_what_is_in_the_registry_is_emitted(received, run, pairs):
+def test_what_is_in_the_registry_is_emitted(received, run, pairs, taught):
     gives_time(lambda: not lacking(received))
     assert set(received.emitted) == set(EVERY)
     assert lacking(received) == set()

@@ -205,6 +205,13 @@ RUN = Board(
                     unit="none",
                 ),
                 Panel(
+                    "KL to the teacher",
+                    "Reverse KL of the policy to its teacher, in nats per token: the mean of log mu - log pi_teacher over sampled tokens."
+                    " It should fall towards 0; single steps may be below. Empty without a teacher.",
+                    [_one("gradbus_policy_teacher_kl", "KL")],
+                    unit="none",
+                ),
+                Panel(
                     "Log-probability difference of trainer and rollout",
                     "Mean absolute difference in nats. A small constant is rounding, growth with staleness is normal. A large value at"
                     " staleness 0 means that the engine computes a different function: check dtype and version.",

@@ -12,6 +12,13 @@ from gradbus_kernels.operators.batch_invariant.embedding import invariant_embedd
 from gradbus_kernels.operators.batch_invariant.layers import invariant_rms_norm, invariant_rotation, invariant_swiglu
 from gradbus_kernels.operators.batch_invariant.logprob import invariant_logprob, invariant_logprob_reference
 from gradbus_kernels.operators.batch_invariant.matmul import invariant_matmul, invariant_matmul_reference
+from gradbus_kernels.operators.distillation_loss.api import (
+    DistillationLoss,
+    TeacherRows,
+    linear_distillation_loss,
+    linear_distillation_loss_reference,
+)
+from gradbus_kernels.operators.distillation_loss.rows import linear_teacher_rows
 from gradbus_kernels.operators.linear_logprob.api import LinearLogprob, linear_logprob, linear_logprob_reference
 from gradbus_kernels.operators.linear_sample.api import linear_sample, linear_sample_reference
 from gradbus_kernels.operators.policy_loss.api import PolicyLoss, RatioSummary, policy_loss
@@ -34,6 +41,7 @@ from gradbus_kernels.operators.sample.reference import Sampled, SamplingParams
 from gradbus_kernels.operators.selected_logprob.api import SelectedLogprob, selected_logprob, selected_logprob_reference
 
 __all__ = [
+    "DistillationLoss",
     "LinearLogprob",
     "PackedGroups",
     "PairTokens",
@@ -50,6 +58,7 @@ __all__ = [
     "SamplingParams",
     "SelectedLogprob",
     "Softcapped",
+    "TeacherRows",
     "counter_uniform",
     "invariant_attention",
     "invariant_attention_reference",
@@ -62,12 +71,15 @@ __all__ = [
     "invariant_rms_norm",
     "invariant_rotation",
     "invariant_swiglu",
+    "linear_distillation_loss",
+    "linear_distillation_loss_reference",
     "linear_grpo_loss",
     "linear_grpo_loss_reference",
     "linear_logprob",
     "linear_logprob_reference",
     "linear_sample",
     "linear_sample_reference",
+    "linear_teacher_rows",
     "pack_groups",
     "policy_loss",
     "preference_loss",

@@ -18,14 +18,17 @@ from typing import ClassVar, Final
 
 from gradbus.algorithms.base import MAX_REWARD, GroupAdvantages, SampleMarks, ScoredSample
 from gradbus.algorithms.estimators import ESTIMATORS, STD_EPSILON, Estimator, ValidSamples
-from gradbus.algorithms.reward_kl import TokenKls, returns_to_go, token_kls
+from gradbus.algorithms.reward_kl import TokenKls, add_teacher, returns_to_go, token_kls
 from gradbus.algorithms.shaping import overlong_shaped
 from gradbus.spec import AlgorithmSpec
-from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
+from gradbus.v1.reward_pb2 import REWARD_STATUS_OK, SampleReward
 from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, Sample
 
 METRICS: Final = ("policy_loss", "kl", "entropy", "ratio_mean", "ratio_max", "logprob_diff", "clip_low", "clip_high")
+TEACHER_METRICS: Final = ("teacher_kl",)
 CRITIC_METRICS: Final = ("value_loss", "explained_variance", "critic_grad_norm")
+_UNSCORED: Final = SampleReward(status=REWARD_STATUS_OK)
+"""In place of the reward of a sample that no scorer judges."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +38,15 @@ class Algorithm:
     spec: AlgorithmSpec
     max_new_tokens: int
     """Most response tokens of a sample."""
-    judges_samples: ClassVar[bool] = True
-    """Whether a policy sampled the responses, with log-probabilities, and a scorer judges them."""
+    teacher_weight: float = 0.0
+    """Factor of log pi_T - log mu in the advantage of a token, where pi_T is a teacher; 0 without one."""
+    is_sampled: ClassVar[bool] = True
+    """Whether a policy sampled the responses, with log-probabilities."""
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether a scorer judges the samples."""
+        return self.spec.reads_rewards
 
     @cached_property
     def estimator(self) -> Estimator:
@@ -59,14 +69,20 @@ class Algorithm:
         return self.kl_in_reward and self.spec.kl_control is not None
 
     @property
+    def needs_teacher(self) -> bool:
+        """Whether the advantages read the log-probabilities of a teacher."""
+        return self.teacher_weight > 0.0
+
+    @property
     def needs_critic(self) -> bool:
         """Whether a critic makes advantages, by token, from the algorithm's: these are then the sums of the rewards from a token on."""
         return self.spec.advantage == "gae"
 
     @property
     def has_sample_advantages(self) -> bool:
-        """Whether the advantages of a group are what is trained, one number a sample: no critic, no whitening, no rewards by token."""
-        return self.spec.whiten == "none" and not self.needs_critic and not (self.kl_in_reward and self.estimator.by_token)
+        """Whether the advantages of a group are what is trained, one number a sample: no critic, teacher, whitening or rewards by token."""
+        by_token = self.needs_critic or self.needs_teacher or (self.kl_in_reward and self.estimator.by_token)
+        return self.spec.whiten == "none" and not by_token
 
     @cached_property
     def needs_lengths(self) -> bool:
@@ -84,7 +100,8 @@ class Algorithm:
             "kl_coefficient": spec.kl_control is not None,
             "entropy_coefficient": spec.entropy_control is not None,
         }
-        return METRICS + tuple(compress(optional, optional.values())) + (CRITIC_METRICS if self.needs_critic else ())
+        of_teacher, of_critic = TEACHER_METRICS if self.needs_teacher else (), CRITIC_METRICS if self.needs_critic else ()
+        return (*METRICS, *compress(optional, optional.values()), *of_teacher, *of_critic)
 
     def token_kls(self, samples: Sequence[Sample], references: Sequence[bytes]) -> TokenKls:
         """What `group_advantages` and `token_advantages` read of a trained group's log-probabilities; see `reward_kl.token_kls`.
@@ -93,14 +110,19 @@ class Algorithm:
         """
         return token_kls(samples, references) if self.kl_in_reward and not self.kl_by_step else ()
 
+    def teacher_kls(self, samples: Sequence[Sample], teachers: Sequence[bytes]) -> TokenKls:
+        """The same of a teacher's log-probabilities. Empty without a teacher."""
+        return token_kls(samples, teachers) if self.needs_teacher else ()
+
     def group_advantages(self, samples: Sequence[Sample], rewards: Mapping[str, ScoredSample], kls: TokenKls = ()) -> GroupAdvantages:
-        """The verdict and the advantages of a group; `rewards` is by sample id. Raises KeyError if a sample has no reward.
+        """The verdict and the advantages of a group; `rewards` is by sample id. Raises KeyError if a sample lacks a reward.
 
         The verdict does not depend on `kls`: it is made before the reference is asked.
         """
         truncated = [sample.finish_reason == FINISH_REASON_LENGTH for sample in samples]
         lengths = [_trainable_tokens(sample) for sample in samples] if self.needs_lengths else ()
-        return self.compute_advantages([rewards[sample.sample_id] for sample in samples], truncated, lengths, kls)
+        scored: list[ScoredSample] = [rewards[sample.sample_id] if self.is_scored else _UNSCORED for sample in samples]
+        return self.compute_advantages(scored, truncated, lengths, kls)
 
     def compute_advantages(
         self, rewards: Sequence[ScoredSample], truncated: Sequence[bool], lengths: Sequence[int], kls: TokenKls = ()
@@ -147,11 +169,21 @@ class Algorithm:
             for sample, reward in zip(samples, given, strict=True)
         ]
 
-    def token_advantages(self, group: GroupAdvantages, lengths: Sequence[int], kls: TokenKls = ()) -> list[array[float]]:
-        """A_i,t, for each sample an array of typecode "f" (float32), `[lengths[i]]`: A_i, or by token if its rewards are."""
+    def token_advantages(
+        self, group: GroupAdvantages, lengths: Sequence[int], kls: TokenKls = (), teacher_kls: TokenKls = ()
+    ) -> list[array[float]]:
+        """A_i,t, for each sample an array of typecode "f" (float32), `[lengths[i]]`: A_i, or by token if its rewards are.
+
+        With a teacher, what it says of each token is added.
+        """
         if kls and self.estimator.by_token:
-            return [returns_to_go(reward, kl, self.spec.kl) for reward, kl in zip(group.advantages, kls, strict=True)]
-        return [array("f", (advantage,)) * length for advantage, length in zip(group.advantages, lengths, strict=True)]
+            found = [returns_to_go(reward, kl, self.spec.kl) for reward, kl in zip(group.advantages, kls, strict=True)]
+        else:
+            found = [array("f", (advantage,)) * length for advantage, length in zip(group.advantages, lengths, strict=True)]
+        if teacher_kls:
+            for advantages, kl in zip(found, teacher_kls, strict=True):
+                add_teacher(advantages, kl, self.teacher_weight)
+        return found
 
     def _valid_samples(
         self, scores: Sequence[float], valid: Sequence[bool], rewards: Sequence[ScoredSample], lengths: Sequence[int]

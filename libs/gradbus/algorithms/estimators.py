@@ -80,6 +80,11 @@ def _reward(samples: ValidSamples) -> Sequence[float]:
     return samples.rewards
 
 
+def _nothing(samples: ValidSamples) -> Sequence[float]:
+    """0: there are no rewards, and a teacher judges each token (arXiv:2306.13649)."""
+    return [0.0] * len(samples.rewards)
+
+
 def _optimal_baseline(samples: ValidSamples) -> Sequence[float]:
     """r_i - sum(l r) / sum(l), where l are the lengths (OPO, arXiv:2505.23585, equation 7)."""
     tokens = sum(samples.lengths)
@@ -135,5 +140,6 @@ ESTIMATORS: Final[Mapping[str, Estimator]] = {
     "pass_k": Estimator(_best_of_all),
     "gdpo": Estimator(_decoupled_components, reads_components=True, unfit=_without_components),
     "gae": Estimator(_reward, least_samples=1, by_token=True),
+    "distill": Estimator(_nothing, least_samples=1),
 }
 """By `algorithm.advantage`."""

@@ -26,7 +26,12 @@ class GivenResponses(Algorithm):
     """The responses of a dataset row: the first is to become likelier, a second one less likely. Every group is trained."""
 
     kind: Kind = "sft"
-    judges_samples: ClassVar[bool] = False
+    is_sampled: ClassVar[bool] = False
+
+    @property
+    def is_scored(self) -> bool:
+        """See `Algorithm`."""
+        return False
 
     @property
     def needs_reference(self) -> bool:

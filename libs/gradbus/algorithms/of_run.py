@@ -18,5 +18,5 @@ def metric_names_of(spec: RunSpec) -> Sequence[str]:
 def algorithm_of(spec: RunSpec) -> Algorithm:
     """The algorithm of a run of any kind."""
     if spec.trains_given:
-        return GivenResponses(spec.algorithm, spec.rollout.max_new_tokens, spec.kind)
-    return Algorithm(spec.algorithm, spec.rollout.max_new_tokens)
+        return GivenResponses(spec.algorithm, spec.rollout.max_new_tokens, kind=spec.kind)
+    return Algorithm(spec.algorithm, spec.rollout.max_new_tokens, spec.teacher_weight)

@@ -1,4 +1,4 @@
-"""The KL to the base model as a part of the reward: a pure function of a log entry."""
+"""The KL to the base model as a part of the reward, and to a teacher as a part of the advantage: pure functions of a log entry."""
 
 from __future__ import annotations
 
@@ -17,10 +17,13 @@ TokenKls = Sequence[Sequence[float]]
 def token_kls(samples: Sequence[Sample], references: Sequence[bytes]) -> TokenKls:
     """k1 = log mu - log pi_ref of each token, 0.0 of those that the policy did not choose (Schulman 2020, "Approximating KL Divergence").
 
-    `references` has the packed log-probabilities of each sample's tokens under the base model. Raises ValueError if some are missing.
+    `references` has the packed log-probabilities of each sample's tokens under the base model or a teacher. Raises ValueError if some
+    are missing.
     """
     if [len(sample.logprobs) for sample in samples] != list(map(len, references)):
-        raise ValueError("a group of a run with a KL in its reward has no reference log-probability for each token; judge it again")
+        raise ValueError(
+            "a group lacks log-probabilities of the base model or of the teacher, which its run needs of each token; judge it again"
+        )
     return [_token_kl(sample, reference) for sample, reference in zip(samples, references, strict=True)]
 
 
@@ -31,6 +34,16 @@ def returns_to_go(reward: float, kl: Sequence[float], beta: float) -> array[floa
     """
     sums = list(accumulate(reversed(kl)))
     return array("f", [reward - beta * later for later in reversed(sums)])
+
+
+def add_teacher(advantages: array[float], kl: Sequence[float], weight: float) -> None:
+    """Adds weight · (log pi_T - log mu) to the advantages, float32 `[T]`; `kl` is log mu - log pi_T.
+
+    No token is paid for those after it, whose divergence it decides too (gamma 0). So what the policy expects of a token at a given
+    prefix is the gradient of the reverse KL to the teacher there.
+    """
+    for at, nats in enumerate(kl):
+        advantages[at] -= weight * nats
 
 
 def _token_kl(sample: Sample, reference: bytes) -> Sequence[float]:

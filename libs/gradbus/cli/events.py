@@ -18,7 +18,7 @@ from gradbus.cli.output import JsonLines, print_json_line, print_notice, printab
 if TYPE_CHECKING:
     from gradbus.client import Client
 
-_CHARTED = ("reward", "loss", "accuracy", "margin", "entropy", "grad_norm")
+_CHARTED = ("reward", "teacher_kl", "loss", "accuracy", "margin", "entropy", "grad_norm")
 _MOST = 100_000
 Json = dict[str, Any]
 

@@ -56,9 +56,13 @@ def _trains_given(run: dict[str, Any]) -> bool:
 
 
 def _scores(run: dict[str, Any]) -> list[str]:
-    """Reward and held-out accuracy; of a run on given responses the loss and, if they are pairs, the accuracy."""
+    """Reward, held-out accuracy and KL to a teacher; of a run on given responses the loss and, if they are pairs, the accuracy."""
     progress = run["progress"]
     if not _trains_given(run):
-        return [f"reward {number(progress['reward'])}", f"held-out {number(progress['accuracy'])}"]
+        teacher = progress["teacher_kl"]
+        # Only a teacher judges the samples of a run that has one and no rewards.
+        reward = [] if teacher is not None and progress["reward"] is None else [f"reward {number(progress['reward'])}"]
+        held_out = [] if teacher is not None and progress["accuracy"] is None else [f"held-out {number(progress['accuracy'])}"]
+        return [*([] if teacher is None else [f"teacher KL {number(teacher)}"]), *reward, *held_out]
     pairs = progress["pair_accuracy"]
     return [f"loss {number(progress['loss'])}", *([] if pairs is None else [f"accuracy {number(pairs)}"])]

@@ -11,6 +11,8 @@ from gradbus.cli.options import RunId, State, connect, find_run
 from gradbus.cli.output import AsJson, print_json, print_notice, printable
 
 _INDENT: Final = "   "
+_VERBS: Final = {"reward_model": "scored by", "teacher": "taught by"}
+"""What a version of another run does for a run that does not start from it."""
 
 
 def lineage(
@@ -40,10 +42,11 @@ def tree(found: dict[str, Any], state: str) -> Iterator[str]:
         yield _line(depth, run["id"], run["name"], run["state"], taken)
         taken, depth = f"  from version {run['version']}", depth + 1
     yield _line(depth, found["run_id"], found["name"], state, taken) + "  *"
-    for run in found["reward_model"][-1:]:
-        yield f"{_INDENT * (depth + 1)}scored by version {run['version']} of {run['id']}  {run['name']}  {run['state']}"
+    for role, verb in _VERBS.items():
+        for run in found[role][-1:]:
+            yield f"{_INDENT * (depth + 1)}{verb} version {run['version']} of {run['id']}  {run['name']}  {run['state']}"
     for run in found["children"]:
-        verb = "from" if run["role"] == "model" else "scored by"
+        verb = _VERBS.get(run["role"], "from")
         yield _line(depth + 1, run["id"], run["name"], run["state"], f"  {verb} version {run['version']}")
 
 

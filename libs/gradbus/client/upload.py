@@ -18,7 +18,7 @@ from gradbus.ids import is_digest
 
 Upload = Callable[[Path, str], None]
 Json = dict[str, Any]
-_FILES = {"model": ("path",), "reward.model": ("path",), "data": ("train", "eval")}
+_FILES = {"model": ("path",), "reward.model": ("path",), "teacher": ("path",), "data": ("train", "eval")}
 
 
 def upload_local_files(spec: Mapping[str, Any], base_dir: Path, upload: Upload) -> tuple[Json, list[Fault]]:
@@ -28,6 +28,8 @@ def upload_local_files(spec: Mapping[str, Any], base_dir: Path, upload: Upload) 
     """
     body: Json = copy.deepcopy(dict(spec))
     faults = [*_upload_model(body.get("model"), base_dir, upload, _check_policy), *_upload_data(body.get("data"), base_dir, upload)]
+    found = _upload_model(body.get("teacher"), base_dir, upload, _check_policy)
+    faults.extend(replace(fault, path="teacher") for fault in found)
     reward = body.get("reward")
     if isinstance(reward, dict):
         faults.extend(_inline_graders(reward.get("grader"), base_dir, "reward.grader"))

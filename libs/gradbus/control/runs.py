@@ -66,6 +66,8 @@ class RunProgress(StoredModel):
     staleness: float | None = None
     explained_variance: float | None = None
     """Of the critic; None for a run without one."""
+    teacher_kl: float | None = None
+    """Reverse KL to the teacher, of the newest step, nats a token; None for a run without one."""
     tokens_per_second: float | None = None
     shares: dict[str, float] = Field(default_factory=dict)
     """Share of time by phase: generate, score, reference (if the run uses one), wait, train."""
@@ -145,6 +147,8 @@ class WorkerPresence(StoredModel):
     """Of a trainer on pairs: share of the newest step's pairs whose chosen response has the higher reward."""
     explained_variance: float | None = None
     """Of a trainer with a critic: how well the critic told the returns of the newest step."""
+    teacher_kl: float | None = None
+    """Of a trainer with a teacher: the reverse KL to it, of the newest step's samples."""
     warning: str = ""
     """Of a trainer: an alarm of the run's learning, as long as it lasts."""
     receives: bool = False

@@ -11,7 +11,7 @@ from gradbus.spec.sections import Flag, Integer, Number, Section
 
 Bound = Annotated[Number, Field(ge=0.0, le=1e9)]
 Coefficient = Annotated[Number, Field(ge=0.0, le=1000.0)]
-EstimatorName = Literal["grpo", "rloo", "reinforce", "opo", "maxrl", "pass_k", "gdpo", "gae"]
+EstimatorName = Literal["grpo", "rloo", "reinforce", "opo", "maxrl", "pass_k", "gdpo", "gae", "distill"]
 Whiten = Literal["none", "samples", "tokens"]
 
 
@@ -50,6 +50,11 @@ class AdvantageSpec(Section):
         "keep",
         description="Samples cut off at max_new_tokens: `mask` does not train them, `bootstrap` adds the critic's value after their end.",
     )
+
+    @property
+    def reads_rewards(self) -> bool:
+        """Whether a scorer judges the samples that are trained; otherwise only a teacher does."""
+        return self.advantage != "distill"
 
 
 class TrustRegionSpec(Section):

@@ -21,6 +21,7 @@ from gradbus.spec.replay_faults import replay_faults
 from gradbus.spec.run import RunSpec, resolved_sections
 from gradbus.spec.sections import DeepSpeedSpec, Section, WeightsSpec
 from gradbus.spec.size_faults import size_faults
+from gradbus.spec.teacher_faults import reads_reward, teacher_faults
 from gradbus.strict_json import dotted, has_more_values, value_faults
 
 MAX_FAULTS: Final = 100
@@ -56,10 +57,12 @@ def parse_spec(body: object) -> RunSpec:
     sections = _valid_sections(resolved_sections(body)) if spec is None else dict(spec)
     faults.extend(model_faults(sections.get("model")))
     faults.extend(model_faults(reward.model if (reward := sections.get("reward")) else None, "reward.model"))
+    faults.extend(model_faults(sections.get("teacher"), "teacher"))
     faults.extend(size_faults(sections.get("rollout"), sections.get("schedule")))
     if (kind := body.get("kind", "rl")) in get_args(Kind):
         faults.extend(kind_faults(kind, sections, body.get("numerics")))
-    if kind == "rl" and "reward" in sections:
+        faults.extend(teacher_faults(kind, sections))
+    if kind == "rl" and "reward" in sections and reads_reward(sections):
         faults.extend(_reward_faults(sections["reward"]))
     faults.extend(_joint_faults(sections, body.get("deterministic"), body.get("numerics")))
     if body.get("numerics") == "batch_invariant" and kind == "rl":
@@ -83,10 +86,10 @@ def _valid_sections(body: Mapping[Any, Any]) -> dict[str, Any]:
     """The sections that are valid by themselves, with their defaults."""
     valid: dict[str, Any] = {}
     for name, field in RunSpec.model_fields.items():
-        kind = field.annotation
-        if not (isinstance(kind, type) and issubclass(kind, Section)):
+        kind = next((one for one in _models(field.annotation) if issubclass(one, Section)), None)
+        if kind is None:
             continue
-        if name not in body and not field.is_required():
+        if (name not in body and not field.is_required()) or (body.get(name) is None and field.default is None):
             valid[name] = field.default
             continue
         try:
@@ -158,6 +161,8 @@ def _numerics_faults(sections: Mapping[str, Any]) -> Iterator[Fault]:
         yield Fault(path, "the engine merges adapters into the weights and the trainer does not", given, '"fast", or no [trainer.lora]')
     if trainer and trainer.dtype != "fp32":
         yield Fault(path, "sums in bf16 depend on their neighbours", given, '"fast", or trainer.dtype = "fp32"')
+    if (teacher := sections.get("teacher")) and teacher.top_k is not None:
+        yield Fault(path, "the loss over a teacher's rows is computed by other operators", given, '"fast", or no teacher.top_k')
     if weights and weights.dtype == "bf16":
         yield Fault(path, "workers would sample with rounded weights", given, '"fast", or weights.dtype = "fp32"')
     if rollout and trainer and rollout.threads != trainer.threads:

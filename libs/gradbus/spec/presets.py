@@ -26,6 +26,7 @@ PresetName = Literal[
     "ppo",
     "vapo",
     "sao",
+    "opd",
 ]
 _Values = Mapping[str, Any]
 
@@ -86,6 +87,8 @@ PRESETS: Final[Mapping[str, _Values]] = {
     "vapo": {"advantage": "gae", "normalize_std": False, "whiten": "tokens", "filter": "none", "clip": (0.2, 0.28), "nll": 0.1},
     # arXiv:2607.07508, the bounds of its runs on mathematics.
     "sao": {"advantage": "gae", "normalize_std": False, "filter": "none", "trust_region": "band", "clip": (0.3, 5.0)},
+    # arXiv:2306.13649, by token; the trust region is that of arXiv:2602.04879.
+    "opd": {"advantage": "distill", "normalize_std": False, "filter": "none", "trust_region": "mass", "clip": (0.2, 0.2)},
 }
 """By name; what a preset leaves out is as in GRPO."""
 

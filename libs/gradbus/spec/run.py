@@ -20,6 +20,7 @@ from gradbus.spec.sections import (
     RewardSpec,
     RolloutSpec,
     ScheduleSpec,
+    TeacherSpec,
     TrainerSpec,
     WeightsSpec,
 )
@@ -59,6 +60,7 @@ class RunSpec(RunOptions):
     rollout: RolloutSpec = RolloutSpec()
     reward: RewardSpec = RewardSpec()
     preference: PreferenceSpec | None = Field(None, description="Of a run on pairs; the defaults are those of its kind.")
+    teacher: TeacherSpec | None = Field(None, description="A teacher, which the reference service computes.")
     algorithm: AlgorithmSpec = AlgorithmSpec()
     schedule: ScheduleSpec
     trainer: TrainerSpec = TrainerSpec()
@@ -80,6 +82,13 @@ class RunSpec(RunOptions):
     def trains_pairs(self) -> bool:
         """Whether a group is a chosen and a rejected response."""
         return self.kind in PAIR_KINDS
+
+    @property
+    def teacher_weight(self) -> float:
+        """Factor of log pi_teacher - log mu in the advantage of a token; 0 without a teacher."""
+        if self.teacher is None:
+            return 0.0
+        return self.teacher.coefficient or 0.0 if self.algorithm.reads_rewards else 1.0
 
     @property
     def columns(self) -> RowColumns:

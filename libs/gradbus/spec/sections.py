@@ -200,10 +200,27 @@ class RewardModelSpec(ModelSpec):
     """A reward model, with the policy's tokenizer: Hugging Face's sequence classification with one label, read at the last token."""
 
 
+class TeacherSpec(ModelSpec):
+    """A language model with the policy's tokenizer, whose log-probabilities of the sampled tokens the run trains on."""
+
+    coefficient: Number | None = Field(
+        None,
+        gt=0.0,
+        le=1000.0,
+        description="Beside rewards: what log pi_teacher - log mu of a token is multiplied by and added to its advantage.",
+    )
+    top_k: Integer | None = Field(
+        None,
+        ge=1,
+        le=128,
+        description="Without rewards: trains on the KL over the teacher's so many most likely tokens, in place of the sampled one.",
+    )
+
+
 class RewardSpec(Section):
     """Exactly one of `grader` (runs in Gradbus), `service` (your own scorer) and `model` (a reward model).
 
-    A run on given responses has none.
+    A run on given responses has none. One whose samples only a teacher judges has one for its held-out rows, if it has these.
     """
 
     grader: Grader | None = None

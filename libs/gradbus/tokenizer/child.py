@@ -5,6 +5,7 @@
     {"encode": [[line, prompt, responses]],   {"lengths": [...]} and the ids of each prompt, followed by those of its responses;
      "check": b}                              with `check`, none
     {"decode": true, "lengths": [...]}, ids   {"texts": [...]}
+    {"compare": folder}                       {"difference": text}, empty if each token has the same id in both
 
 A request that fails gets {"error": text, "kind": "dataset" | "model" | "file", "file": name}. Before the reply to a load, or to
 the encoding of one row, come reports {"working_on": file}: if this process is lost, its parent knows which file is to blame.
@@ -67,6 +68,8 @@ class _Child:
             encoded = (ids for line, prompt, responses in rows for ids in _encoded(self._encoder, line, prompt, responses))
             return Frame.of_sequences({}, deque(encoded, maxlen=0 if header["check"] else None))
         self._reports = False
+        if "compare" in header:
+            return Frame({"difference": encodable(self._encoder.difference(Path(header["compare"])))})
         return Frame({"texts": self._encoder.decode(list(request.sequences()))})
 
     def _report(self, file: str) -> None:

@@ -168,6 +168,20 @@ class PromptEncoder:
         if max(ids) >= self._vocab_size:
             raise ModelError(f"the tokenizer gives id {max(ids)}, the model has {self._vocab_size}; use the model's own tokenizer")
 
+    def difference(self, folder: Path) -> str:
+        """In words, the first token that the tokenizer in `folder` has under another id than this one; empty if there is none.
+
+        Raises ModelFileError if that tokenizer cannot be loaded.
+        """
+        mine, theirs = (tokenizer.get_vocab() for tokenizer in (self._tokenizer, _loaded(folder)))
+        for token, at in sorted(mine.items(), key=lambda item: item[1]):
+            if token not in theirs:
+                return f"token {token[:SHOWN]!r} of id {at} is missing"
+            if theirs[token] != at:
+                return f"token {token[:SHOWN]!r} has id {theirs[token]}, not {at}"
+        others = sorted((at, token) for token, at in theirs.items() if token not in mine)
+        return f"token {others[0][1][:SHOWN]!r} of id {others[0][0]} is one more" if others else ""
+
     def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         """Texts of responses, without special tokens. Raises ModelFileError when the tokenizer fails, or makes too much of them."""
         self._report(TOKENIZER)

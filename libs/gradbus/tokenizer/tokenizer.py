@@ -114,6 +114,12 @@ class Tokenizer:
             texts += reply.header["texts"]
         return texts
 
+    async def difference(self, folder: Path) -> str:
+        """How the tokenizer in another folder differs: the first token with another id; empty if none has. Raises as `open` does."""
+        request = Frame({"compare": str(folder)})
+        reply = await _repeated(partial(self._request, request, self._deadlines.load), "the tokenizers cannot be compared")
+        return str(reply.header["difference"])
+
     async def close(self) -> None:
         """Ends the process. Nothing of the model computes or holds memory afterwards."""
         self._closed = True
@@ -140,10 +146,10 @@ class Tokenizer:
         reply = await self._request(Frame({"encode": rows, "check": check}))
         return list(reply.sequences())
 
-    async def _request(self, request: Frame) -> Frame:
+    async def _request(self, request: Frame, seconds: float | None = None) -> Frame:
         async with self._lock:
             process = await self._loaded()
-            return _checked(await process.call(request, self._deadlines.call))
+            return _checked(await process.call(request, seconds or self._deadlines.call))
 
     async def _loaded(self) -> TokenizerProcess:
         """The process, if it is alive, or a new one that has loaded the tokenizer."""

@@ -58,8 +58,16 @@ class Group(_message.Message):
     routed_experts: RoutedExperts
     def __init__(self, run_id: _Optional[str] = ..., index: _Optional[int] = ..., row: _Optional[int] = ..., version: _Optional[int] = ..., prompt_ids: _Optional[bytes] = ..., prompt_text: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[_sample_pb2.Sample, _Mapping]]] = ..., worker: _Optional[str] = ..., engine: _Optional[str] = ..., traceparent: _Optional[str] = ..., routed_experts: _Optional[_Union[RoutedExperts, _Mapping]] = ...) -> None: ...
 
+class TeacherRows(_message.Message):
+    __slots__ = ("ids", "logprobs")
+    IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    ids: bytes
+    logprobs: bytes
+    def __init__(self, ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ...) -> None: ...
+
 class LogEntry(_message.Message):
-    __slots__ = ("index", "verdict", "reason", "group", "rewards", "reference_logprobs", "version", "traceparent")
+    __slots__ = ("index", "verdict", "reason", "group", "rewards", "reference_logprobs", "version", "traceparent", "teacher_logprobs", "teacher_rows")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -68,6 +76,8 @@ class LogEntry(_message.Message):
     REFERENCE_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    TEACHER_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    TEACHER_ROWS_FIELD_NUMBER: _ClassVar[int]
     index: int
     verdict: Verdict
     reason: str
@@ -76,7 +86,9 @@ class LogEntry(_message.Message):
     reference_logprobs: _containers.RepeatedScalarFieldContainer[bytes]
     version: int
     traceparent: str
-    def __init__(self, index: _Optional[int] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason: _Optional[str] = ..., group: _Optional[bytes] = ..., rewards: _Optional[_Iterable[_Union[_reward_pb2.SampleReward, _Mapping]]] = ..., reference_logprobs: _Optional[_Iterable[bytes]] = ..., version: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    teacher_logprobs: _containers.RepeatedScalarFieldContainer[bytes]
+    teacher_rows: _containers.RepeatedCompositeFieldContainer[TeacherRows]
+    def __init__(self, index: _Optional[int] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason: _Optional[str] = ..., group: _Optional[bytes] = ..., rewards: _Optional[_Iterable[_Union[_reward_pb2.SampleReward, _Mapping]]] = ..., reference_logprobs: _Optional[_Iterable[bytes]] = ..., version: _Optional[int] = ..., traceparent: _Optional[str] = ..., teacher_logprobs: _Optional[_Iterable[bytes]] = ..., teacher_rows: _Optional[_Iterable[_Union[TeacherRows, _Mapping]]] = ...) -> None: ...
 
 class SegmentEntry(_message.Message):
     __slots__ = ("stream_id", "record")

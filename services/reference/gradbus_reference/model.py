@@ -1,11 +1,11 @@
-"""The frozen models of runs, base models and reward models, held in memory by the digests of their files and the runs' dtypes."""
+"""The frozen models of runs, base models, teachers and reward models, held in memory by the digests of their files and the runs' dtypes."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,18 +18,26 @@ from numpy.typing import NDArray
 from gradbus.bus import Bucket
 from gradbus.control.runs import RunRecord
 from gradbus.errors import ModelError
+from gradbus.formats.tokens import ID_DTYPE, LOGPROB_DTYPE
 from gradbus.objects import ObjectStore, materialise
 from gradbus.process.limits import return_memory
 from gradbus.spec import ModelSpec, RunSpec
-from gradbus_kernels.models.causal_lm import load_causal_lm, packed_logprobs
+from gradbus_kernels.models.causal_lm import head_inputs, load_causal_lm, packed_logprobs
 from gradbus_kernels.models.dtypes import DTYPES
 from gradbus_kernels.models.loading import enough_memory, return_device_memory
 from gradbus_kernels.models.packing import TokenSequence, split_by_tokens
 from gradbus_kernels.models.reward.model import load_reward_model
+from gradbus_kernels.operators import linear_teacher_rows
 from gradbus_reference.settings import ReferenceSettings
 
+Value = TypeVar("Value", np.float32, np.void)
 _LOOKS = 4
 """Looks for idle models in the time after which they are dropped."""
+
+
+def row_dtype(count: int) -> np.dtype[np.void]:
+    """What a teacher says of a position: of its token, and its `count` most likely tokens with their and all others' log-probabilities."""
+    return np.dtype([("own", LOGPROB_DTYPE), ("ids", ID_DTYPE, (count,)), ("logprobs", LOGPROB_DTYPE, (count + 1,))])
 
 
 class ReferenceModel:
@@ -49,17 +57,33 @@ class ReferenceModel:
         """Size of the vocabulary: every token id is below it."""
         return self._model.vocab_size
 
-    @torch.inference_mode()
     def logprobs(self, sequences: Sequence[TokenSequence], temperature: float) -> list[NDArray[np.float32]]:
         """Log-probabilities of the response tokens: one float32 `[T]` a sequence, in order. Logits are divided by `temperature`.
 
         Raises OutOfMemoryError.
         """
-        results: list[NDArray[np.float32]] = []
+        return self._by_sequence(sequences, lambda part: packed_logprobs(self._model, part, temperature)[0].cpu().numpy())
+
+    def rows(self, sequences: Sequence[TokenSequence], temperature: float, count: int) -> list[NDArray[np.void]]:
+        """The same with the `count` most likely tokens at each position: one array `[T]` of `row_dtype(count)` a sequence, in order."""
+
+        def found(part: Sequence[TokenSequence]) -> NDArray[np.void]:
+            inputs = head_inputs(self._model, part)
+            own, rows = linear_teacher_rows(*inputs, count, temperature=self._model.tempered(temperature))
+            every = np.empty(len(own), row_dtype(count))
+            every["own"], every["ids"], every["logprobs"] = (part.cpu().numpy() for part in (own, rows.ids, rows.logprobs))
+            return every
+
+        return self._by_sequence(sequences, found)
+
+    @torch.inference_mode()
+    def _by_sequence(
+        self, sequences: Sequence[TokenSequence], compute: Callable[[Sequence[TokenSequence]], NDArray[Value]]
+    ) -> list[NDArray[Value]]:
+        results: list[NDArray[Value]] = []
         with enough_memory():
             for part in split_by_tokens(sequences, self._budget, self._model.shares_prompts):
-                logprobs, _ = packed_logprobs(self._model, part, temperature)
-                results.extend(np.split(logprobs.cpu().numpy(), np.cumsum([len(sequence.token_ids) for sequence in part])[:-1]))
+                results.extend(np.split(compute(part), np.cumsum([len(sequence.token_ids) for sequence in part])[:-1]))
         return results
 
 
@@ -135,6 +159,13 @@ class ModelCache:
         """The run's base model. Raises ModelError if the run or its files are not known, and the errors of `materialise`."""
         spec = await self._spec_of(run_id)
         return await self._model_of(run_id, spec, spec.model, ReferenceModel)
+
+    async def teacher_of(self, run_id: str) -> RunModel[ReferenceModel]:
+        """The run's teacher. Raises ModelError if the run has none, and as `base_of` does."""
+        spec = await self._spec_of(run_id)
+        if spec.teacher is None:
+            raise ModelError(f"the spec of {run_id} names no teacher; ask for the base model's log-probabilities")
+        return await self._model_of(run_id, spec, spec.teacher, ReferenceModel)
 
     async def reward_of(self, run_id: str) -> RunModel[ScoringModel]:
         """The run's reward model. Raises ModelError if the run has none, and as `base_of` does."""

@@ -1,4 +1,4 @@
-"""What a call asks of a model of its run, and its answer: log-probabilities of the base model, or scores of the reward model."""
+"""What a call asks of a model of its run, and its answer: log-probabilities of base model or teacher, or scores of the reward model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from gradbus.algorithms import MAX_REWARD
 from gradbus.errors import ModelError
 from gradbus.formats.tokens import ID_DTYPE, LOGPROB_DTYPE
 from gradbus.graders import ScoreResult
+from gradbus.v1.group_pb2 import TeacherRows
 from gradbus.v1.reference_service_pb2 import LogProbsResponse, ReferenceSequence, SequenceLogProbs
 from gradbus.v1.reward_pb2 import ScoreRequest, ScoreResponse, ScoreSample
 from gradbus_kernels.models.packing import TokenSequence
@@ -22,8 +23,8 @@ from gradbus_reference.model import ModelCache
 
 _ID_BYTES: Final = np.dtype(ID_DTYPE).itemsize
 _MAX_REASON: Final = 1000
-Values = NDArray[np.float32]
-"""Of a sequence: log-probabilities of its response `[T]`, or its score `[1]`."""
+Values = NDArray[Any]
+"""Of a sequence: log-probabilities of its response `[T]`, with a teacher's rows `[T]` of `row_dtype`, or its score `[1]`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +61,13 @@ class Question(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LogProbsQuestion:
-    """Log-probabilities under the run's base model."""
+    """Log-probabilities under the run's base model or its teacher."""
 
     run_id: str
     temperature: float
+    of_teacher: bool = False
+    top_k: int = 0
+    """Most likely tokens of each position; 0: none."""
 
     def __post_init__(self) -> None:
         """Raises ModelError for a temperature that cannot divide logits."""
@@ -72,8 +76,16 @@ class LogProbsQuestion:
 
     async def prepared(self, models: ModelCache) -> Computation:
         """See `Question`."""
-        found = await models.base_of(self.run_id)
-        return Computation(partial(found.model.logprobs, temperature=self.temperature), found.model.vocabulary, found.group_by_group)
+        found = await (models.teacher_of(self.run_id) if self.of_teacher else models.base_of(self.run_id))
+        model = found.model
+        if self.top_k >= model.vocabulary:
+            raise ModelError(f"top_k is {self.top_k} and the teacher has {model.vocabulary} tokens; ask for fewer")
+        compute: Callable[[Sequence[TokenSequence]], Sequence[Values]] = (
+            partial(model.rows, temperature=self.temperature, count=self.top_k)
+            if self.top_k
+            else partial(model.logprobs, temperature=self.temperature)
+        )
+        return Computation(compute, model.vocabulary, found.group_by_group)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +114,14 @@ def _decoded(sample: ReferenceSequence | ScoreSample) -> PromptResponse:
 
 def logprobs_response(sequences: Sequence[ReferenceSequence], values: Sequence[Values]) -> LogProbsResponse:
     """The answer to a call, in its order."""
-    pairs = zip(sequences, values, strict=True)
-    return LogProbsResponse(
-        results=[
-            SequenceLogProbs(sample_id=sequence.sample_id, logprobs=found.astype(LOGPROB_DTYPE).tobytes()) for sequence, found in pairs
-        ]
-    )
+    return LogProbsResponse(results=[_message(sequence.sample_id, found) for sequence, found in zip(sequences, values, strict=True)])
+
+
+def _message(sample_id: str, found: Values) -> SequenceLogProbs:
+    if found.dtype.names is None:
+        return SequenceLogProbs(sample_id=sample_id, logprobs=found.astype(LOGPROB_DTYPE).tobytes())
+    rows = TeacherRows(ids=found["ids"].tobytes(), logprobs=found["logprobs"].tobytes())
+    return SequenceLogProbs(sample_id=sample_id, logprobs=found["own"].tobytes(), rows=rows)
 
 
 def score_response(samples: Sequence[ScoreSample], values: Sequence[Values]) -> ScoreResponse:

@@ -109,7 +109,7 @@ class TrainLoop:
 
     async def _train(self, groups: Sequence[LoggedGroup], began: float, trace: StepTrace) -> None:
         step = self._state.step
-        batch, stats = build_batch(step, groups, judged=self._algorithm.judges_samples)
+        batch, stats = build_batch(step, groups, sampled=self._algorithm.is_sampled, scored=self._algorithm.is_scored)
         arrived = time.perf_counter()
         await self._parts.turns.begin()
         begun = time.perf_counter()
@@ -144,9 +144,13 @@ class TrainLoop:
         if not self._algorithm.needs_critic:  # otherwise the learner makes the advantages, and whitens them
             batch = Batch(batch.step, whitened(batch.samples, self._spec.algorithm.whiten))
         metrics = replace(self._parts.learner.train(batch, coefficients), coefficients=coefficients)
-        if not self._algorithm.judges_samples:
+        if not self._algorithm.is_sampled:
             return replace(metrics, ratio=RatioMetrics())  # to a policy that sampled nothing
-        return replace(metrics, loss=replace(metrics.loss, kl=batch.mean_kl)) if self._algorithm.kl_in_reward else metrics
+        if self._algorithm.needs_teacher:
+            metrics = replace(metrics, teacher_kl=batch.mean_kl("teacher_logprobs"))
+        if self._algorithm.kl_in_reward:
+            metrics = replace(metrics, loss=replace(metrics.loss, kl=batch.mean_kl("reference_logprobs")))
+        return metrics
 
     async def _export(self, step: int, noop: bool) -> Export:
         """The learner's weights as version `step`."""

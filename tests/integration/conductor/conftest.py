@@ -101,16 +101,23 @@ class Reference(ReferenceServiceServicer):
     asked: list[str] = field(default_factory=list)
     calls: list[list[str]] = field(default_factory=list)
     """Sample ids of each call."""
+    teacher: list[str] = field(default_factory=list)
+    """Sample ids of the calls that asked for the teacher's."""
 
     async def LogProbs(self, request, context):  # noqa: N802
         results = [SequenceLogProbs(sample_id=item.sample_id, logprobs=bytes(len(item.token_ids))) for item in request.sequences]
+        if count := request.top_k:
+            for result in results:
+                result.rows.ids, result.rows.logprobs = bytes(count * len(result.logprobs)), bytes((count + 1) * len(result.logprobs))
         self.calls.append([item.sample_id for item in request.sequences])
         self.asked += self.calls[-1]
+        self.teacher += self.calls[-1] if request.of_teacher else []
         if self.refusal:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, self.refusal)
         if self.short:
             self.short -= 1
-            results[0].logprobs = results[0].logprobs[:-4]
+            part = results[0].rows if request.top_k else results[0]
+            part.logprobs = part.logprobs[:-4]
         return LogProbsResponse(results=results[::-1])
 
 

@@ -17,6 +17,7 @@ from gradbus_conductor.groups import scorer as scorer_module
 from gradbus_conductor.groups import scoring as scoring_module
 from gradbus_conductor.groups.pending_group import PendingGroup
 from gradbus_conductor.groups.scoring import Scoring
+from gradbus_conductor.groups.task_kinds import EvaluationTasks
 from gradbus_conductor.groups.traces import GroupTraces, ServiceCall
 
 pytestmark = pytest.mark.usefixtures("never_late")
@@ -162,6 +163,64 @@ async def test_equal_rewards_are_trained_when_their_kl_is_yet_to_be_subtracted(j
     found = await judged(group(0), algorithm={"name": "rloo"})
     assert found[0].verdict == Verdict.VERDICT_TRAIN
     assert [len(values) for values in found[0].reference_logprobs] == [12, 12]
+
+
+DISTILLED = {"algorithm": {"name": "opd"}, "teacher": {"path": "teacher"}, "reward": {}}
+
+
+async def test_a_teacher_judges_what_no_scorer_is_asked_about(clients, judged, reference, group):
+    """The stub of the reward service is left out: nobody calls it."""
+    found = await judged(group(0), group(1), only=dataclasses.replace(clients, reward=None), **DISTILLED)
+    for entry in found.values():
+        assert (entry.verdict, entry.reason, list(entry.rewards), list(entry.reference_logprobs)) == (Verdict.VERDICT_TRAIN, "", [], [])
+        assert [len(values) for values in entry.teacher_logprobs] == [12, 12]
+    assert sorted(reference.asked) == sorted(reference.teacher) == ["0.0", "0.1", "1.0", "1.1"]
+
+
+async def test_base_model_and_teacher_are_asked_one_after_the_other(judged, reference, group):
+    found = await judged(group(0), **DISTILLED | {"algorithm": {"name": "opd", "kl": 0.1}})
+    assert [len(values) for values in (*found[0].reference_logprobs, *found[0].teacher_logprobs)] == [12] * 4
+    assert (reference.asked, reference.teacher) == (["0.0", "0.1"] * 2, ["0.0", "0.1"])
+
+
+async def test_what_a_teacher_left_out_is_asked_for_again_and_the_base_models_is_not(judged, reference, group):
+    reference.short = 1
+    algorithm = {"name": "grpo", "filter": "none"}
+    found = await judged(group(0), algorithm=algorithm, teacher={"path": "teacher", "coefficient": 0.5})
+    assert [reward.reward for reward in found[0].rewards] == [1.0, 0.0]
+    assert [len(values) for values in found[0].teacher_logprobs] == [12, 12]
+    assert len(reference.teacher) == 4
+
+
+ROWS = DISTILLED | {
+    "algorithm": {"name": "opd", "importance": "none", "trust_region": "none"},
+    "teacher": {"path": "teacher", "top_k": 5},
+}
+
+
+async def test_the_rows_of_a_teacher_are_in_the_entry_and_whole(judged, reference, group):
+    reference.short = 1
+    entry = (await judged(group(0), **ROWS))[0]
+    assert [len(values) for values in entry.teacher_logprobs] == [12, 12]
+    assert [(len(rows.ids), len(rows.logprobs)) for rows in entry.teacher_rows] == [(60, 72)] * 2
+    assert len(reference.teacher) == 4, "the first answer lacked a number"
+
+
+async def test_a_call_asks_for_as_many_rows_as_its_answer_has_room_for(judged, reference, group, monkeypatch):
+    monkeypatch.setattr(call_sizes, "_MOST_BYTES", 11 * 60)
+    await judged(group(0), group(1), **ROWS)
+    assert sorted(reference.calls) == [["0.0", "0.1"], ["1.0", "1.1"]]
+
+
+async def test_held_out_rows_of_a_taught_run_are_scored_and_no_frozen_model_is_asked(clients, run_id, record, reference, scorer, group):
+    found = asyncio.get_running_loop().create_future()
+    body = DISTILLED | {"reward": {"service": "grpc://127.0.0.1:1"}, "data": {"train": "t", "eval": "e"}}
+    scoring = Scoring(clients, run_id, record(**body).spec, GroupTraces(run_id, 0.0), found.set_result, EvaluationTasks(3))
+    scoring.submit([(group(0), "{}")])
+    entry = await asyncio.wait_for(found, 60)
+    assert ([reward.reward for reward in entry.rewards], list(entry.teacher_logprobs)) == ([1.0, 0.0], [])
+    assert reference.asked == []
+    await scoring.close()
 
 
 async def test_without_a_kl_term_the_reference_is_left_alone(judged, reference, group):

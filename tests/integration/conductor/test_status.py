@@ -68,12 +68,12 @@ async def test_progress_counts_what_entered_the_log(runs, writer, run_id):
 
 
 async def test_what_the_trainer_says_of_the_learning_is_in_the_status(runs, writer, run_id):
-    learned = {"explained_variance": 0.25, "loss": 0.5, "pair_accuracy": 0.75}
+    learned = {"explained_variance": 0.25, "loss": 0.5, "pair_accuracy": 0.75, "teacher_kl": 0.125}
     trainer = WorkerPresence(worker="t", role="trainer", incarnation="1", warning="step 7: the entropy is 0", **learned)
     await writer.write("running", RunSnapshot(version=8, checkpoint=-1, trainers=[trainer]))
     status = await stored(runs, run_id)
     progress = status.progress
-    assert (progress.explained_variance, progress.loss, progress.pair_accuracy) == (0.25, 0.5, 0.75)
+    assert (progress.explained_variance, progress.loss, progress.pair_accuracy, progress.teacher_kl) == (0.25, 0.5, 0.75, 0.125)
     assert status.reason == "step 7: the entropy is 0"
     await writer.write("evaluating", RunSnapshot(version=8, checkpoint=-1, warning="nothing is trained", trainers=[trainer]))
     assert (await stored(runs, run_id)).reason == "nothing is trained"

@@ -349,6 +349,27 @@ async def test_a_run_is_the_child_of_the_run_whose_reward_model_scores_it(client
     assert [one["state"] for one in client.lineage(child["id"])["reward_model"]] == ["deleted"]
 
 
+async def test_a_run_is_the_child_of_its_teacher(client, http, spec, tmp_path, trainer, judge, submitted):
+    await trainer.commit(2)
+    without = {name: value for name, value in spec.items() if name not in {"reward", "evaluation"}}
+    taught = without | {"name": "taught", "data": {"train": spec["data"]["train"]}, "algorithm": {"name": "opd"}}
+    child = client.submit(taught | {"teacher": {"run": "sums", "version": 2}}, tmp_path)
+    assert (child["spec"]["teacher"]["run"], child["spec"]["teacher"]["version"]) == (submitted["id"], 2)
+    assert [(one["id"], one["role"], one["version"]) for one in client.lineage(child["id"])["teacher"]] == [(submitted["id"], "teacher", 2)]
+    assert [(one["id"], one["role"], one["version"]) for one in client.lineage(submitted["id"])["children"]] == [
+        (child["id"], "teacher", 2)
+    ]
+    again = http.post("/v1/runs", json=child["spec"])
+    assert (again.status_code, again.json()["spec"]) == (201, child["spec"])
+    for run, path, words in (("judge", "teacher.run", "score text and write none"), ("nobody", "teacher.run", "there is no such run")):
+        answer = http.post("/v1/runs", json=child["spec"] | {"teacher": {"run": run}})
+        [fault] = answer.json()["errors"]
+        assert (answer.status_code, fault["path"]) == (422, path)
+        assert words in fault["message"]
+    old = http.post("/v1/runs", json=child["spec"] | {"teacher": {"run": "sums", "version": 1}})
+    assert [fault["path"] for fault in old.json()["errors"]] == ["teacher.version"]
+
+
 async def test_a_run_without_relations_has_a_lineage_too(client, submitted):
     found = client.lineage(submitted["id"])
     assert (found["base"], found["ancestors"], found["reward_model"], found["children"]) == (submitted["spec"]["model"]["path"], [], [], [])

@@ -50,6 +50,14 @@ def scorer(folder):
     return model
 
 
+@pytest.fixture(scope="module")
+def teacher(folder):
+    torch.manual_seed(2)
+    model = LlamaForCausalLM(LlamaConfig(**SIZES | {"hidden_size": 24}, initializer_range=0.3))
+    model.save_pretrained(folder / "teacher")
+    return model
+
+
 @pytest.fixture
 async def new_run(nats_url, object_url):
     """Stores a run of the two folders as the gateway does; returns its id. Without a second folder its scorer is a service."""
@@ -58,9 +66,10 @@ async def new_run(nats_url, object_url):
     async def stored(folder):
         return {"path": folder.name, "files": {path.name: await objects.put_blob(path.read_bytes()) for path in folder.iterdir()}}
 
-    async def run(model, scorer=None, **sections):
+    async def run(model, scorer=None, teacher=None, **sections):
         reward = {"model": await stored(scorer)} if scorer else {"service": "grpc://127.0.0.1:1"}
         body = {"name": "test", "model": await stored(model), "data": {"train": "train.jsonl"}, "reward": reward, "schedule": {"steps": 1}}
+        sections |= {"teacher": await stored(teacher)} if teacher else {}
         run_id, spec = f"run-{secrets.token_hex(4)}", RunSpec.model_validate(body | sections)
         bus = await Bus.connect(BusSettings(nats_url), "test")
         await (await bus.bucket(Buckets.RUNS)).put(f"{run_id}.spec", RunRecord(run_id=run_id, spec=spec, created_unix_ns=1).to_bytes())

@@ -56,6 +56,40 @@ async def test_calls_at_once_get_what_each_gets_alone(stub, run_id, model):
             np.testing.assert_allclose(found, expected(model, sequence, request.temperature), rtol=1e-5, atol=1e-5)
 
 
+async def test_a_teacher_answers_for_itself_and_beside_the_base_model(stub, new_run, folder, model, teacher):
+    run_id = await new_run(folder / "model", teacher=folder / "teacher", algorithm={"name": "opd"})
+    requests = [LogProbsRequest(run_id=run_id, temperature=0.7, sequences=sequences(0), of_teacher=of) for of in (False, True)]
+    answers = await asyncio.gather(*(stub.LogProbs(request, timeout=60) for request in requests))
+    for which, answer in zip((model, teacher), answers, strict=True):
+        for sequence, result in zip(requests[0].sequences, answer.results, strict=True):
+            np.testing.assert_allclose(np.frombuffer(result.logprobs, "<f4"), expected(which, sequence, 0.7), rtol=1e-5, atol=1e-5)
+
+
+async def test_the_teachers_most_likely_tokens_come_with_the_mass_of_the_others(stub, new_run, folder, model, teacher):
+    run_id = await new_run(folder / "model", teacher=folder / "teacher", algorithm={"name": "opd"})
+    request = LogProbsRequest(run_id=run_id, temperature=0.7, sequences=sequences(1), of_teacher=True, top_k=4)
+    answer = await stub.LogProbs(request, timeout=60)
+    for sequence, result in zip(request.sequences, answer.results, strict=True):
+        prompt, response = (np.frombuffer(ids, "<i4") for ids in (sequence.prompt_ids, sequence.token_ids))
+        with torch.no_grad():
+            logits = teacher(torch.tensor([*prompt, *response])[None]).logits[0, len(prompt) - 1 : -1]
+        values, ids = (logits.double() / 0.7).log_softmax(-1).topk(4)
+        np.testing.assert_array_equal(np.frombuffer(result.rows.ids, "<i4").reshape(-1, 4), ids)
+        found = np.frombuffer(result.rows.logprobs, "<f4").reshape(-1, 5)
+        np.testing.assert_allclose(found[:, :-1], values, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(np.exp(found, dtype=np.float64).sum(1), 1.0, atol=1e-6)
+        np.testing.assert_allclose(np.frombuffer(result.logprobs, "<f4"), expected(teacher, sequence, 0.7), rtol=1e-5, atol=1e-5)
+    request.top_k = 17
+    code, details = await status_of(stub.LogProbs(request, timeout=60))
+    assert (code, "the teacher has 17 tokens" in details) == (grpc.StatusCode.FAILED_PRECONDITION, True)
+
+
+async def test_a_run_without_a_teacher_is_told_so(stub, run_id):
+    code, details = await status_of(stub.LogProbs(LogProbsRequest(run_id=run_id, temperature=1.0, of_teacher=True), timeout=60))
+    assert code == grpc.StatusCode.FAILED_PRECONDITION
+    assert details.endswith("names no teacher; ask for the base model's log-probabilities")
+
+
 @pytest.mark.parametrize("wrong", [-1, 17, 2**31 - 1])
 async def test_an_unknown_token_fails_its_own_call_and_none_that_waits_beside_it(stub, run_id, wrong):
     good = [LogProbsRequest(run_id=run_id, temperature=1.0, sequences=sequences(seed)) for seed in range(3)]

@@ -149,6 +149,9 @@ def test_a_groups_advantages_are_from_the_rewards_of_its_samples_in_their_order(
         for n, end in enumerate(ends)
     ]
     rewards = {str(n): Scored(value, OK, {"one": value, "two": 1.0}) for n, value in enumerate((0.0, 1.0, 4.0))}
+    if not algorithm.is_scored:
+        assert algorithm.group_advantages(samples, {}).advantages == (0.0, 0.0, 0.0)
+        return
     expected = algorithm.compute_advantages([rewards["0"], rewards["1"], rewards["2"]], [True, False, False], [1, 2, 3])
     assert algorithm.group_advantages(samples, rewards | {"of another group": Scored(9.0)}) == expected
     with pytest.raises(KeyError):

@@ -28,7 +28,8 @@ def test_the_first_response_is_to_become_likelier_and_a_second_one_less_likely(k
 @pytest.mark.parametrize("kind", GIVEN)
 def test_nothing_is_judged_and_only_losses_with_a_reference_ask_for_one(kind):
     found = algorithm(kind)
-    assert not found.judges_samples
+    assert not found.is_sampled
+    assert not found.is_scored
     assert not found.needs_critic
     assert found.needs_reference == (kind in {"dpo", "ipo"})
 

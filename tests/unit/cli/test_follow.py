@@ -16,6 +16,7 @@ PROGRESS = {
     "pair_accuracy": None,
     "staleness": 1.0,
     "explained_variance": None,
+    "teacher_kl": None,
     "tokens_per_second": 10.0,
     "shares": {"generate": 1.0, "wait": 0.5, "train": 0.5},
     "workers": 1,

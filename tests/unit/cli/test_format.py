@@ -15,6 +15,7 @@ PROGRESS = {
     "pair_accuracy": None,
     "staleness": 1.0,
     "explained_variance": None,
+    "teacher_kl": None,
     "tokens_per_second": 1234.5,
     "shares": {"train": 0.7, "generate": 0.2},
     "workers": 2,
@@ -31,6 +32,14 @@ def test_a_running_run_shows_every_number_in_one_line():
 
 def test_a_run_with_a_critic_shows_what_it_explains():
     assert "  stale 1.0  explained -0.12  1234 tok/s" in line(progress=PROGRESS | {"explained_variance": -0.123})
+
+
+def test_a_run_with_a_teacher_shows_how_far_it_is_from_it():
+    beside = line(progress=PROGRESS | {"teacher_kl": 0.5})
+    assert "  v2  teacher KL 0.500  reward 0.250  stale" in beside
+    assert "  v2  teacher KL 0.500  stale" in line(progress=PROGRESS | {"teacher_kl": 0.5, "reward": None})
+    evaluated = line(progress=PROGRESS | {"teacher_kl": 0.5, "reward": None, "accuracy": 0.9})
+    assert "  v2  teacher KL 0.500  held-out 0.900  stale" in evaluated
 
 
 def test_another_state_stands_in_front():

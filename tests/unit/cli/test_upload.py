@@ -46,6 +46,18 @@ def test_a_reward_model_travels_as_the_policy_does(folder, write_scorer):
     assert (named.given, "`reward.model.revision`" in named.allowed) == (str(folder / "nowhere"), True)
 
 
+def test_a_teacher_travels_as_the_policy_does(folder, write_scorer):
+    body, faults = upload_local_files({"teacher": {"path": "model", "coefficient": 0.5}}, folder, lambda *_: None)
+    assert faults == []
+    assert body["teacher"]["coefficient"] == 0.5
+    assert set(body["teacher"]["files"]) == {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"}
+    write_scorer(folder / "scorer")
+    _, faults = upload_local_files({"teacher": {"path": "scorer"}}, folder, pytest.fail)
+    assert [fault.path for fault in faults] == ["teacher"]
+    named = with_local_names({"teacher": {"path": "nowhere"}}, folder, Fault("teacher.path", "not a folder", "nowhere", "roots"))
+    assert (named.given, "`teacher.revision`" in named.allowed) == (str(folder / "nowhere"), True)
+
+
 def test_python_graders_are_inlined_at_every_depth(folder):
     part = {"type": "python", "file": "grade.py"}
     spec = {"reward": {"grader": {"type": "multi", "graders": {"a": dict(part), "b": dict(part)}, "calculate_output": "a"}}}

@@ -15,6 +15,7 @@ from gradbus.spec import (
     LoraSpec,
     RewardModelSpec,
     RunSpec,
+    TeacherSpec,
 )
 
 PAGE = (Path(__file__).parents[3] / "docs" / "glossary.md").read_text()
@@ -31,7 +32,8 @@ def fields_of_the_spec() -> set[str]:
     top = {name for name in RunSpec.model_fields if name not in SECTIONS}
     within = {f"{section}.{name}" for section, model in SECTIONS.items() for name in model.model_fields}
     nested = {"trainer.deepspeed": DeepSpeedSpec, "trainer.lora": LoraSpec, "trainer.critic": CriticSpec, "trainer.inner": InnerSpec}
-    nested |= {"reward.model": RewardModelSpec, "algorithm.kl_control": KlControlSpec, "algorithm.entropy_control": EntropyControlSpec}
+    nested |= {"algorithm.kl_control": KlControlSpec, "algorithm.entropy_control": EntropyControlSpec}
+    nested |= {"reward.model": RewardModelSpec, "teacher": TeacherSpec}
     return top | (within - nested.keys()) | {f"{path}.{name}" for path, model in nested.items() for name in model.model_fields}
 
 

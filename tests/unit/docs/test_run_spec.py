@@ -21,6 +21,7 @@ from gradbus.spec import (
     RewardModelSpec,
     RunSpec,
     StringCheckGrader,
+    TeacherSpec,
     TextSimilarityGrader,
 )
 
@@ -34,7 +35,7 @@ SECTIONS = {
 MODELS = {f"[{name}]": model for name, model in SECTIONS.items()}
 MODELS |= {"[trainer.deepspeed]": DeepSpeedSpec, "[trainer.lora]": LoraSpec, "[trainer.critic]": CriticSpec, "[trainer.inner]": InnerSpec}
 MODELS |= {"[algorithm.kl_control]": KlControlSpec, "[algorithm.entropy_control]": EntropyControlSpec}
-MODELS |= {"[preference]": PreferenceSpec, "[reward.model]": RewardModelSpec}
+MODELS |= {"[preference]": PreferenceSpec, "[reward.model]": RewardModelSpec, "[teacher]": TeacherSpec}
 OWN_TABLES = frozenset({"deepspeed", "lora", "critic", "inner", "kl_control", "entropy_control"})
 MODELS |= {f"grader: {grader.model_fields['type'].annotation.__args__[0]}": grader for grader in GRADERS}
 

@@ -103,6 +103,15 @@ def test_a_run_with_rewards_has_the_charts_of_sampling_and_with_a_critic_its_own
     assert script("charts/run_charts.js", body, spec | {"trainer": {"critic": {}}}) == [*titles, "Explained variance", "Value loss"]
 
 
+def test_a_run_that_a_teacher_judges_has_the_chart_of_its_divergence_in_place_of_rewards(script):
+    body = "return page.chartsOf(given[0]).map(({ options }) => options.title);"
+    spec = run_of("rl")["spec"]
+    beside = script("charts/run_charts.js", body, spec | {"teacher": {"coefficient": 0.5}})
+    assert beside[:3] == ["Reward", "KL to the teacher", "Held-out"]
+    distilled = spec | {"teacher": {"coefficient": None}, "algorithm": spec["algorithm"] | {"advantage": "distill"}}
+    assert script("charts/run_charts.js", body, distilled) == beside[1:]
+
+
 @pytest.mark.parametrize(("kind", "chosen"), [("dpo", "chosen_logprob"), ("reward_model", "chosen_score")])
 def test_each_chart_of_pairs_shows_its_columns_of_the_history(script, kind, chosen):
     body = """
@@ -163,6 +172,21 @@ def test_the_diagram_of_a_run_with_rewards_has_its_scorer(script):
     assert (state["usesReward"], state["usesReference"], state["flows"]["logprobs"]["long"]) == (False, True, "64 scores/s")
 
 
+def distilled(**changes):
+    """A run that a teacher judges."""
+    run = run_of("rl", **changes)
+    spec = run["spec"]
+    taught = {"teacher": {"coefficient": None}, "data": {"eval": None}, "algorithm": spec["algorithm"] | {"advantage": "distill"}}
+    return run | {"spec": spec | taught}
+
+
+def test_the_diagram_of_a_run_that_a_teacher_judges_has_no_scorer(script):
+    state = script("run/diagram_state.js", DIAGRAM, distilled())
+    assert (state["usesReward"], state["usesReference"], state["flows"]["score"]["long"]) == (False, True, "")
+    assert state["flows"]["logprobs"]["long"] == "64 log-probabilities/s"
+    assert state["flows"]["admitted"]["long"] == "admitted once"
+
+
 HEADER = """
   const header = new page.RunHeader({ can: () => true }, given[0], () => {});
   header.set(given[0], { rates: () => null });
@@ -185,6 +209,11 @@ def test_the_header_shows_the_kind_and_its_figures(script, kind, progress, figur
     assert ("grpo" in text) is (kind == "rl")
 
 
+def test_the_header_of_a_run_with_a_teacher_shows_how_far_it_is_from_it(script):
+    text = script("run/run_header.js", HEADER, distilled(reward=None, teacher_kl=0.125))
+    assert "Step 3 of 9 KL to teacher 0.125 Held-out 0.500 Staleness 1.0 Speed" in text
+
+
 CARD = "return page.sampleCard(given[0], given[1], { colour: '', texts: null, range: [0, 1] }).textContent;"
 
 
@@ -197,6 +226,13 @@ def test_a_sampled_response_shows_its_reward_and_its_advantage(script):
     judged = SAMPLE | {"reward": 0.5, "reward_status": "ok"}
     assert script("samples/sample_card.js", CARD, run_of("rl"), judged) == "moon 0.5 advantage\xa0\u22121.00"
     assert script("samples/sample_card.js", CARD, run_of("rl"), SAMPLE) == "moon not scored masked"
+
+
+def test_what_a_teacher_judges_has_no_reward_and_is_not_masked(script):
+    sample = SAMPLE | {"advantage": None}
+    assert script("samples/sample_card.js", CARD, distilled(), sample) == "moon"
+    show, _, text = script("samples/comparison_controls.js", CONTROLS, distilled())
+    assert (show, "lowest" in text) == ("prompt", False)
 
 
 CONTROLS = """

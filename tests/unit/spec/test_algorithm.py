@@ -36,7 +36,8 @@ def test_every_name_has_a_preset():
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_a_spec_without_faults_and_is_stored_with_every_field(name):
-    spec = parse_spec(body(name=name))
+    needs = {"teacher": {"path": "teacher"}, "reward": {}} if name == "opd" else {}
+    spec = parse_spec(body(name=name) | needs)
     stored = json.loads(spec.model_dump_json())
     assert set(stored["algorithm"]) == set(AlgorithmSpec.model_fields)
     assert parse_spec(stored) == spec

@@ -8,13 +8,13 @@ sequences (`PolicySettings.needs_sequences`) needs all log-probabilities first a
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from gradbus_kernels.operators.base.arguments import check_finite, check_head, check_ids
+from gradbus_kernels.operators.base.attached import Attached
 from gradbus_kernels.operators.base.dispatch import Implementation, choose
 from gradbus_kernels.operators.base.softcap import Softcapped
 from gradbus_kernels.operators.linear_logprob.api import backend, linear_logprob, linear_logprob_reference
@@ -89,7 +89,7 @@ class _Loss:
             return self._given(chosen.statistics(head, entropy=True))
         found = chosen.gradients(head, self._differentiate, wanted)
         outcome = self._given(found.statistics)
-        total = _Attach.apply(hidden, weight, outcome.total, [found.hidden, found.weight])  # type: ignore[no-untyped-call]
+        total = Attached.apply(hidden, weight, outcome.total, [found.hidden, found.weight])  # type: ignore[no-untyped-call]
         return replace(outcome, total=total)
 
     def _given(self, statistics: tuple[Tensor, Tensor | None]) -> PolicyLoss:
@@ -113,27 +113,3 @@ def _name_nan(outcome: PolicyLoss, tokens: PolicyTokens) -> None:
         if part is not None:
             check_finite(f"tokens.{field.name}", part.where(tokens.used, 0))
     raise ValueError("tokens: hold infinities that add up to NaN; look for what made them before this call")
-
-
-class _Attach(torch.autograd.Function):
-    """Attaches gradients that exist already to the loss."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, total: Tensor, gradients: list[Tensor | None]) -> Tensor:  # noqa: ARG004
-        ctx.gradients = gradients
-        return total.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor | None, ...]:
-        if not ctx.gradients:
-            raise RuntimeError("the gradients of linear_grpo_loss were given away by its first backward pass; call it again")
-        # Kept nowhere else, so that a parameter can take its gradient without a copy.
-        hidden, weight = ctx.gradients
-        ctx.gradients.clear()
-        # To read the factor back from a GPU would stop it; there a product by 1 costs less.
-        if grad_total.device.type != "cpu" or bool(grad_total != 1.0):
-            for gradient in (hidden, weight):
-                if gradient is not None:
-                    gradient.mul_(grad_total)
-        return hidden, weight, None, None

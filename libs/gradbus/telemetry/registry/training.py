@@ -64,6 +64,14 @@ TRAINING: Final = (
         (RUN, "gradbus.statistic"),
     ),
     Metric(
+        "gradbus.policy.teacher_kl",
+        "gauge",
+        "{nat}",
+        ("trainer",),
+        "Reverse KL of the sampling policy to the teacher: mean difference of the log-probabilities of sampled tokens.",
+        (RUN,),
+    ),
+    Metric(
         "gradbus.policy.logprob_difference",
         "gauge",
         "{nat}",

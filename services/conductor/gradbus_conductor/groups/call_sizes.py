@@ -20,12 +20,15 @@ def fits_one_call(characters: int) -> bool:
     return _CHARACTER_BYTES * characters <= _MOST_BYTES
 
 
-def divided(pieces: Iterable[Sequence[_Part]]) -> Iterator[list[_Part]]:
-    """What each call sends: as many pieces as fit, in order, and at least one. Pieces are made when their call is."""
+def divided(pieces: Iterable[Sequence[_Part]], factor: int = 1) -> Iterator[list[_Part]]:
+    """What each call sends: as many pieces as fit, in order, and at least one. Pieces are made when their call is.
+
+    `factor`: how many times the size of a piece its answer may have.
+    """
     call: list[_Part] = []
     room = _MOST_BYTES
     for piece in pieces:
-        size = sum(part.ByteSize() for part in piece)
+        size = factor * sum(part.ByteSize() for part in piece)
         if call and size > room:
             yield call
             call, room = [], _MOST_BYTES
@@ -35,6 +38,6 @@ def divided(pieces: Iterable[Sequence[_Part]]) -> Iterator[list[_Part]]:
         yield call
 
 
-def divided_by_group(groups: Iterable[Iterable[_Part]]) -> Iterator[list[_Part]]:
+def divided_by_group(groups: Iterable[Iterable[_Part]], factor: int = 1) -> Iterator[list[_Part]]:
     """The same, with whole groups. One that is too large is divided by itself, so the bits of its answers depend on no other group."""
-    return divided(piece for group in groups for piece in divided([part] for part in group))
+    return divided((piece for group in groups for piece in divided(([part] for part in group), factor)), factor)

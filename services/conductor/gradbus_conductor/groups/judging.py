@@ -1,4 +1,4 @@
-"""From sampled groups to log entries: rewards of the scorer, the verdict, log-probabilities of the reference model.
+"""From sampled groups to log entries: rewards of the scorer, the verdict, log-probabilities of the base model and the teacher.
 
 A failed call never becomes a reward of 0: the unanswered samples stay in the group, which `scoring` submits again.
 """
@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from grpc import StatusCode
 from grpc.aio import AioRpcError
@@ -19,13 +20,14 @@ from gradbus.spec import RunSpec
 from gradbus.telemetry import get_logger
 from gradbus.telemetry.busy import BusyTimer
 from gradbus.v1.group_pb2 import VERDICT_FILTERED, VERDICT_TRAIN, Group, LogEntry
-from gradbus.v1.reference_service_pb2 import LogProbsRequest, ReferenceSequence
+from gradbus.v1.reference_service_pb2 import LogProbsRequest, ReferenceSequence, SequenceLogProbs
 from gradbus.v1.reward_pb2 import REWARD_STATUS_INVALID, REWARD_STATUS_OK, SampleReward, ScoreRequest
 from gradbus_conductor.clients import Clients
 from gradbus_conductor.groups.call_sizes import divided_by_group
 from gradbus_conductor.groups.first_answers import FirstAnswers
 from gradbus_conductor.groups.pending_group import PendingGroup
 from gradbus_conductor.groups.scorer import REFERENCE_SECONDS, RunScorer
+from gradbus_conductor.groups.task_kinds import TRAINING, TaskSet
 from gradbus_conductor.groups.traces import GroupTraces, ServiceCall
 
 _log = get_logger(__name__)
@@ -33,6 +35,8 @@ _FINAL_ANSWERS = {REWARD_STATUS_OK, REWARD_STATUS_INVALID}
 _MAX_PERMANENT_FAILURES = 6
 """Of one sample; with the back-off of `scoring` they take 14 s and the time of the calls."""
 _REMEMBERED_CALLS = 32
+LogProbsField = Literal["reference_logprobs", "teacher_logprobs"]
+"""Of an entry: log-probabilities of one of the run's frozen models."""
 
 
 @dataclass(slots=True)
@@ -72,12 +76,16 @@ class ScoringState:
 class GroupJudge:
     """Judges batches of groups with one call to each service; a batch that is too large for one takes several."""
 
-    def __init__(self, clients: Clients, run_id: str, spec: RunSpec, traces: GroupTraces, state: ScoringState) -> None:
+    def __init__(
+        self, clients: Clients, run_id: str, spec: RunSpec, traces: GroupTraces, state: ScoringState, tasks: TaskSet = TRAINING
+    ) -> None:
         self._clients = clients
         self._run_id = run_id
         self._spec = spec
         self._algorithm = algorithm_of(spec)
-        self._needs_reference = needs_reference_logprobs(spec)
+        self._fields = _logprobs_fields(spec) if tasks.is_logged else ()
+        self._top_k = spec.teacher.top_k or 0 if spec.teacher else 0
+        self._scores = self._algorithm.is_scored or not tasks.is_logged
         self._traces = traces
         self._state = state
         self._scorer = RunScorer.of(clients, run_id, spec)
@@ -85,17 +93,17 @@ class GroupJudge:
     async def judge(self, batch: Sequence[PendingGroup]) -> dict[int, LogEntry]:
         """The complete entries, by index. The failures of the other groups are noted in the state.
 
-        A group may be in several calls. The call that brings its last answer makes its entry and asks the reference.
+        A group may be in several calls. The call that brings its last answer makes its entry and asks the reference service.
         """
         scored = [pending for pending in batch if pending.entry is not None]
-        scores = not self._spec.trains_given
-        if scores:
+        if self._scores:
             await self._score([pending for pending in batch if pending.entry is None])
         for pending in batch:
-            if pending.entry is None and (pending.is_answered or not scores):
+            if pending.entry is None and (pending.is_answered or not self._scores):
                 pending.entry = self._entry(pending)
                 scored.append(pending)
-        await self._add_reference(scored)
+        for field_name in self._fields:
+            await self._add_logprobs(scored, field_name)
         return self.complete(scored)
 
     def complete(self, batch: Iterable[PendingGroup]) -> dict[int, LogEntry]:
@@ -159,17 +167,19 @@ class GroupJudge:
         )
 
     def _is_complete(self, entry: LogEntry) -> bool:
-        return not self._needs_reference or entry.verdict != VERDICT_TRAIN or bool(entry.reference_logprobs)
+        return entry.verdict != VERDICT_TRAIN or all(getattr(entry, name) for name in self._fields)
 
-    async def _add_reference(self, batch: Sequence[PendingGroup]) -> None:
-        lacking = [pending for pending in batch if pending.entry is not None and not self._is_complete(pending.entry)]
+    async def _add_logprobs(self, batch: Sequence[PendingGroup], name: LogProbsField) -> None:
+        lacking = [pending for pending in batch if (entry := pending.entry) and entry.verdict == VERDICT_TRAIN and not getattr(entry, name)]
         if not lacking:
             return
         with self._traces.call("reference", (pending.index for pending in lacking)) as call, self._state.referenced:
-            found: dict[str, bytes] = {}
+            found: dict[str, SequenceLogProbs] = {}
+            of_teacher = name == "teacher_logprobs"
+            top_k = self._top_k if of_teacher else 0
             try:
-                for part in divided_by_group(_sequences(pending.group) for pending in lacking):
-                    found |= await self._logprobs(part)
+                for part in divided_by_group((_sequences(pending.group) for pending in lacking), 1 + 2 * top_k):
+                    found |= await self._logprobs(part, of_teacher=of_teacher, top_k=top_k)
             except AioRpcError as error:
                 _log.warning("reference_unreachable", run_id=self._run_id, code=error.code().name, detail=error.details())
                 reason = describe_rpc_error("the reference service", self._clients.addresses.reference, error)
@@ -179,27 +189,50 @@ class GroupJudge:
                     for pending in lacking:
                         self._state.fail_permanently(pending, reason)
                 return
-            self._take_logprobs(lacking, found, call)
+            self._take_logprobs(lacking, found, name, call)
 
-    async def _logprobs(self, sequences: Sequence[ReferenceSequence]) -> dict[str, bytes]:
-        """The reference's log-probabilities of one call, by sample id. Raises AioRpcError."""
-        request = LogProbsRequest(run_id=self._run_id, temperature=self._spec.rollout.temperature, sequences=sequences)
+    async def _logprobs(self, sequences: Sequence[ReferenceSequence], *, of_teacher: bool, top_k: int) -> dict[str, SequenceLogProbs]:
+        """What the base model or the teacher says of the samples of one call, by sample id. Raises AioRpcError."""
+        temperature = self._spec.rollout.temperature
+        request = LogProbsRequest(run_id=self._run_id, temperature=temperature, sequences=sequences, of_teacher=of_teacher, top_k=top_k)
         service = f"the reference service at {self._clients.addresses.reference}"
         with self._state.first_answers.call(service, REFERENCE_SECONDS) as is_first:
             response = await self._clients.reference.LogProbs(request, timeout=REFERENCE_SECONDS, wait_for_ready=is_first)
-        return {result.sample_id: result.logprobs for result in response.results}
+        return {result.sample_id: result for result in response.results}
 
-    def _take_logprobs(self, groups: Iterable[PendingGroup], found: Mapping[str, bytes], call: ServiceCall) -> None:
+    def _take_logprobs(
+        self, groups: Iterable[PendingGroup], found: Mapping[str, SequenceLogProbs], name: LogProbsField, call: ServiceCall
+    ) -> None:
+        top_k = self._top_k if name == "teacher_logprobs" else 0
         for pending in groups:
-            samples = pending.group.samples
-            values = [found[sample.sample_id] for sample in samples if len(found.get(sample.sample_id, b"")) == len(sample.token_ids)]
-            if pending.entry is not None and len(values) == len(samples):
-                pending.entry.reference_logprobs.extend(values)
+            answers = [found.get(sample.sample_id) for sample in pending.group.samples]
+            whole = [
+                answer
+                for answer, sample in zip(answers, pending.group.samples, strict=True)
+                if answer is not None and _is_whole(answer, len(sample.token_ids), top_k)
+            ]
+            if pending.entry is not None and len(whole) == len(answers):
+                getattr(pending.entry, name).extend(answer.logprobs for answer in whole)
+                if top_k:
+                    pending.entry.teacher_rows.extend(answer.rows for answer in whole)
             else:
                 self._fail([pending], "the reference service left log-probabilities out", call)
 
     def _fail(self, groups: Iterable[PendingGroup], reason: str, call: ServiceCall) -> None:
         call.failed(self._state.fail(groups, reason), reason)
+
+
+def _is_whole(answer: SequenceLogProbs, size: int, top_k: int) -> bool:
+    """Whether an answer has everything for a response whose ids take `size` bytes, as many as its log-probabilities."""
+    rows = answer.rows
+    fits = not top_k or (len(rows.ids), len(rows.logprobs)) == (top_k * size, (top_k + 1) * size)
+    return len(answer.logprobs) == size and fits
+
+
+def _logprobs_fields(spec: RunSpec) -> tuple[LogProbsField, ...]:
+    """What the reference service adds to an entry that is trained."""
+    reference: tuple[LogProbsField, ...] = ("reference_logprobs",) if needs_reference_logprobs(spec) else ()
+    return (*reference, "teacher_logprobs") if spec.teacher is not None else reference
 
 
 def _sequences(group: Group) -> Iterator[ReferenceSequence]:

@@ -55,7 +55,7 @@ class GroupPipeline:
         self._store = GroupStore(clients.buffer, run_id)
         self.traces = GroupTraces(run_id, clients.trace_groups, config.tasks)
         self._dispatcher = Dispatcher(queue, run_id, self.traces, config.tasks)
-        self._scoring = Scoring(clients, run_id, config.record.spec, self.traces, self._on_judged)
+        self._scoring = Scoring(clients, run_id, config.record.spec, self.traces, self._on_judged, config.tasks)
         self._scoring.state.first_answers = config.first_answers
         self._reported: set[int] = set()
         self._fetched: dict[int, _Fetched] = {}

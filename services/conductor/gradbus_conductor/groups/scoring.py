@@ -20,6 +20,7 @@ from gradbus.v1.group_pb2 import Group, LogEntry
 from gradbus_conductor.clients import Clients
 from gradbus_conductor.groups.judging import GroupJudge, ScoringState
 from gradbus_conductor.groups.pending_group import PendingGroup
+from gradbus_conductor.groups.task_kinds import TRAINING, TaskSet
 from gradbus_conductor.groups.traces import GroupTraces
 
 _log = get_logger(__name__)
@@ -51,7 +52,15 @@ class _Call:
 class Scoring:
     """Scores groups in the background; `done` gets each group's log entry."""
 
-    def __init__(self, clients: Clients, run_id: str, spec: RunSpec, traces: GroupTraces, done: Callable[[LogEntry], None]) -> None:
+    def __init__(
+        self,
+        clients: Clients,
+        run_id: str,
+        spec: RunSpec,
+        traces: GroupTraces,
+        done: Callable[[LogEntry], None],
+        tasks: TaskSet = TRAINING,
+    ) -> None:
         self._run_id = run_id
         self._done = done
         self._timeout = spec.reward.timeout_seconds
@@ -62,7 +71,7 @@ class Scoring:
         self._batch_size = _MAX_GROUPS_PER_CALL
         self.state = ScoringState()
         self._first_call: float | None = None
-        self._judge = GroupJudge(clients, run_id, spec, traces, self.state)
+        self._judge = GroupJudge(clients, run_id, spec, traces, self.state, tasks)
 
     def submit(self, groups: Iterable[tuple[Group, str]]) -> Sequence[PendingGroup]:
         """Takes sampled groups, each with its dataset row as JSON; returns them, read."""

@@ -153,6 +153,7 @@ class RunStatusWriter:
             progress.shares |= trainer.shares
             progress.staleness = trainer.staleness
             progress.explained_variance = trainer.explained_variance
+            progress.teacher_kl = trainer.teacher_kl
             progress.loss = trainer.loss
             progress.pair_accuracy = trainer.pair_accuracy
         if self._rewards:

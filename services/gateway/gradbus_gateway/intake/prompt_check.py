@@ -33,8 +33,9 @@ _CHECKS: Final = 1
 """Checks at a time: a tokenizer's process may take as much memory as all the rest of the gateway."""
 _CACHED: Final = 1024
 
-_Key = tuple[frozenset[tuple[str, str]], str, str | None, RowColumns, PromptLimits]
-"""Files of the model, datasets, columns of prompt and responses, limits."""
+_Key = tuple[frozenset[tuple[str, str]], frozenset[tuple[str, str]], str, str | None, RowColumns, PromptLimits]
+"""Files of the model and of a teacher with another tokenizer, datasets, columns of prompt and responses, limits."""
+_TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json")
 
 
 class PromptCheck:
@@ -50,7 +51,8 @@ class PromptCheck:
         """The first fault of a spec whose model and data are stored. Raises the problem 503 if this gateway is too busy to tell."""
         files, limits = spec.model.files or {}, limits_of(spec)
         small = frozenset(item for item in files.items() if not item[0].endswith(".safetensors"))
-        key = (small, spec.data.train, spec.data.eval, spec.columns, limits)
+        teacher = frozenset(item for item in _other_tokenizer(spec).items() if not item[0].endswith(".safetensors"))
+        key = (small, teacher, spec.data.train, spec.data.eval, spec.columns, limits)
         if self._passed.get(key):
             return None
         async with self._turns.turn(caller):
@@ -67,7 +69,7 @@ class PromptCheck:
             try:
                 tokenizer = await Tokenizer.open(self._tokenizers, Path(name), limits, _DEADLINES)
                 try:
-                    return await self._rows_fault(tokenizer, spec)
+                    return await self._rows_fault(tokenizer, spec) or await self._teacher_fault(tokenizer, spec)
                 finally:
                     await tokenizer.close()
             except ModelFileError as error:
@@ -87,6 +89,21 @@ class PromptCheck:
             except DatasetError as error:
                 return Fault(f"data.{field}", str(error), str(digest))
         return None
+
+    async def _teacher_fault(self, tokenizer: Tokenizer, spec: RunSpec) -> Fault | None:
+        """Whether a teacher's tokens have other ids than the policy's, which it is to judge."""
+        if not (files := _other_tokenizer(spec)):
+            return None
+        with tempfile.TemporaryDirectory(prefix="gradbus-tokenizer-") as name:
+            await self._write_folder(Path(name), files)
+            try:
+                difference = await tokenizer.difference(Path(name))
+            except ModelFileError as error:
+                return Fault(f"teacher.files.{error.file}", error.text)
+        if not difference:
+            return None
+        message = "judges the policy's tokens by their ids, and its tokenizer is another one"
+        return Fault("teacher.files.tokenizer.json", message, difference, "a teacher with the id of the policy's tokenizer for each token")
 
     async def _first_rows(self, digest: str, columns: RowColumns) -> list[NumberedPrompt]:
         content = await self._objects.get_blob(digest)
@@ -109,3 +126,10 @@ class PromptCheck:
         for file, digest in files.items():
             content = b"" if file.endswith(".safetensors") else await self._objects.get_blob(digest)
             await asyncio.to_thread((folder / file).write_bytes, content)
+
+
+def _other_tokenizer(spec: RunSpec) -> Mapping[str, str]:
+    """Files of a teacher whose tokenizer is not that of the model, byte for byte; else none."""
+    mine = spec.model.files or {}
+    theirs = spec.teacher.files or {} if spec.teacher else mine
+    return theirs if any(mine.get(name) != theirs.get(name) for name in _TOKENIZER_FILES) else {}

@@ -10,7 +10,7 @@ from gradbus.control.runs import RunState
 from gradbus.spec import AncestorSpec
 from gradbus_gateway.runs.store import Run, UnreadableRun
 
-Role = Literal["model", "reward_model"]
+Role = Literal["model", "reward_model", "teacher"]
 
 
 class RelatedRun(BaseModel):
@@ -44,5 +44,8 @@ class LineageResource(BaseModel):
     base: str = Field(description="The model from which the first run started: its path, with `@` and the revision of a hub id.")
     ancestors: list[RelatedRun] = Field(description="Oldest first; the last one is the parent. Of more than 64 only the nearest.")
     reward_model: list[RelatedRun] = Field(description="The runs from which the reward model comes, if it is a run's, in the same order.")
-    children: list[RelatedRun] = Field(description="Runs that start from a version of this run, or are scored by one, newest first.")
+    teacher: list[RelatedRun] = Field(description="The runs from which the teacher comes, if it is a run's, in the same order.")
+    children: list[RelatedRun] = Field(
+        description="Runs that start from a version of this run, or are scored or taught by one, newest first."
+    )
     has_more: bool = Field(description="Whether there are more children than `limit`.")

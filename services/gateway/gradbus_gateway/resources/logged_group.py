@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 
@@ -86,13 +87,18 @@ class LoggedGroup:
         )
 
     def _tokens(self, at: int, sample: Sample) -> SampleTokens:
-        references = self.entry.reference_logprobs
         return SampleTokens(
             prompt_ids=list(unpack_ids(self.group.prompt_ids)),
             ids=list(unpack_ids(sample.token_ids)),
             logprobs=list(unpack_logprobs(sample.logprobs)),
-            reference_logprobs=list(unpack_logprobs(references[at])) if at < len(references) else [],
+            reference_logprobs=_logprobs(self.entry.reference_logprobs, at),
+            teacher_logprobs=_logprobs(self.entry.teacher_logprobs, at),
         )
+
+
+def _logprobs(of_samples: Sequence[bytes], at: int) -> list[float]:
+    """Of one sample under a frozen model; empty if the entry has none."""
+    return list(unpack_logprobs(of_samples[at])) if at < len(of_samples) else []
 
 
 def admission_time(entry_id: str) -> datetime:

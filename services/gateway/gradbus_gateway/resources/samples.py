@@ -27,6 +27,7 @@ class SampleTokens(BaseModel):
     ids: list[int] = Field(description="Of the response.")
     logprobs: list[float] = Field(description="Of each token, under the policy version that sampled it.")
     reference_logprobs: list[float] = Field(description="Of each token, under the frozen base model; empty when the run has no KL term.")
+    teacher_logprobs: list[float] = Field(description="Of each token, under the teacher; empty when the run has none.")
 
 
 class SampleResource(BaseModel):

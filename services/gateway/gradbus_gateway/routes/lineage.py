@@ -30,6 +30,7 @@ async def get_lineage(run_id: str, gateway: GatewayDep, limit: Limit = 100) -> L
         base=spec.model.base,
         ancestors=_ancestors(gateway, "model", spec.model),
         reward_model=_ancestors(gateway, "reward_model", spec.reward.model),
+        teacher=_ancestors(gateway, "teacher", spec.teacher),
         children=[child for child_id in children[:limit] for child in _children(gateway, run_id, child_id)],
         has_more=len(children) > limit,
     )
@@ -46,7 +47,8 @@ def _children(gateway: Gateway, parent_id: str, run_id: str) -> Iterator[Related
     run = gateway.run_list.find(run_id)
     if not isinstance(run, Run):
         return
-    models: dict[Role, ModelSpec | None] = {"model": run.record.spec.model, "reward_model": run.record.spec.reward.model}
+    spec = run.record.spec
+    models: dict[Role, ModelSpec | None] = {"model": spec.model, "reward_model": spec.reward.model, "teacher": spec.teacher}
     for role, model in models.items():
         if model and model.lineage and model.lineage.ancestors[0].run == parent_id:
             yield RelatedRun.child(role, run, model.lineage.ancestors[0])

@@ -30,7 +30,7 @@ class RunRelations:
         return self._named[name][-1] if name in self._named else None
 
     async def children(self, run_id: str) -> list[str]:
-        """Ids of the runs whose model or reward model is a version of this run, newest first."""
+        """Ids of the runs whose model, reward model or teacher is a version of this run, newest first."""
         await self._view.catch_up()
         return self._children[run_id][::-1] if run_id in self._children else []
 
@@ -62,7 +62,7 @@ def _relations(record: bytes) -> tuple[str, frozenset[str]]:
     """Name and parents in a stored record; none if it cannot be read."""
     try:
         spec: dict[str, Any] = json.loads(record)["spec"]
-        lineages = [(model or {}).get("lineage") for model in (spec["model"], spec["reward"].get("model"))]
+        lineages = [(model or {}).get("lineage") for model in (spec["model"], spec["reward"].get("model"), spec.get("teacher"))]
         return str(spec["name"]), frozenset(str(lineage["ancestors"][0]["run"]) for lineage in lineages if lineage)
     except (ValueError, LookupError, TypeError, AttributeError):
         return "", frozenset()

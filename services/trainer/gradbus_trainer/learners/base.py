@@ -106,6 +106,8 @@ class StepMetrics:
     """None in a step that trained no pairs."""
     coefficients: Coefficients | None = None
     """Those of the step; None without a controller."""
+    teacher_kl: float | None = None
+    """Of the policy that sampled to the teacher: the mean of log mu - log pi_T, nats a token; None without a teacher."""
     phases: Sequence[Phase] = field(default=(), compare=False)
     """The step's parts in time."""
 
@@ -128,6 +130,7 @@ class StepMetrics:
             "step_kl": self.ratio.step_kl,
             "kl_coefficient": coefficients.kl,
             "entropy_coefficient": coefficients.entropy,
+            "teacher_kl": self.teacher_kl or 0.0,
             "value_loss": critic.loss,
             "explained_variance": critic.explained_variance,
             "critic_grad_norm": critic.grad_norm,

@@ -12,8 +12,19 @@ import torch
 from gradbus.algorithms import Coefficients
 from gradbus.spec import AlgorithmSpec, RunSpec
 from gradbus_kernels.models.lora import adapters_off
-from gradbus_kernels.operators import PolicySettings, PolicyTokens
+from gradbus_kernels.operators import (
+    PolicyLoss,
+    PolicySettings,
+    PolicyTokens,
+    Softcapped,
+    TeacherRows,
+    linear_distillation_loss,
+    policy_loss,
+)
 from gradbus_trainer.step.batch import TokenTotals, TrainSample
+
+Scale = float | Softcapped
+"""A temperature."""
 
 
 def policy_settings(spec: AlgorithmSpec, coefficients: Coefficients | None = None) -> PolicySettings:
@@ -83,6 +94,24 @@ def policy_tokens(
         if settings.nll
         else None,
     )
+
+
+def teacher_rows(samples: Sequence[TrainSample], device: torch.device) -> TeacherRows | None:
+    """The teacher's rows of the samples' N response tokens side by side, on `device`; None in a run without them."""
+    rows = [sample.teacher_rows for sample in samples if sample.teacher_rows is not None]
+    if not rows:
+        return None
+    ids, logprobs = (torch.from_numpy(np.concatenate(parts)).to(device) for parts in zip(*rows, strict=True))
+    return TeacherRows(ids.long(), logprobs)
+
+
+def distillation_loss(
+    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor], tokens: PolicyTokens, rows: TeacherRows, settings: PolicySettings, scale: Scale
+) -> PolicyLoss:
+    """The KL to the teacher's rows in place of the policy loss, with this one's statistics. `inputs` are those of `head_inputs`."""
+    found = linear_distillation_loss(*inputs, rows, tokens.weights, temperature=scale)
+    of_policy = policy_loss(found.logprobs, found.entropies, tokens, settings)
+    return replace(of_policy, total=found.total, policy=found.total.detach())
 
 
 @torch.no_grad()

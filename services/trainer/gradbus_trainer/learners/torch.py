@@ -32,7 +32,14 @@ from gradbus_trainer.learners.critic.critic import Critic, belongs_to_critic
 from gradbus_trainer.learners.data_parallel import DataParallelThreads, accumulate_in_turn
 from gradbus_trainer.learners.determinism import fix_order_of_sums
 from gradbus_trainer.learners.gradient_step import GradientStep, before_step, check_gradient, mean_of_updates
-from gradbus_trainer.learners.loss_inputs import policy_settings, policy_tokens, reads_anchor, with_base_reference
+from gradbus_trainer.learners.loss_inputs import (
+    distillation_loss,
+    policy_settings,
+    policy_tokens,
+    reads_anchor,
+    teacher_rows,
+    with_base_reference,
+)
 from gradbus_trainer.learners.optimizer import AdamW
 from gradbus_trainer.learners.preference import LogProbs, preference_settings, weighed_pairs
 from gradbus_trainer.learners.probe import version_probe
@@ -243,8 +250,10 @@ class TorchLearner:
         temperature = self._spec.rollout.temperature
         if self._spec.numerics == "fast":
             # With the gradients of hidden states and head: only the body is left for the backward pass.
-            inputs = head_inputs(self._model, samples)
-            return linear_grpo_loss(*inputs, tokens, self._settings, temperature=self._model.tempered(temperature))
+            inputs, scale = head_inputs(self._model, samples), self._model.tempered(temperature)
+            if (rows := teacher_rows(samples, self._model.device)) is not None:
+                return distillation_loss(inputs, tokens, rows, self._settings, scale)
+            return linear_grpo_loss(*inputs, tokens, self._settings, temperature=scale)
         return policy_loss(*self._logprobs(self._model, samples, temperature), tokens, self._settings)
 
 

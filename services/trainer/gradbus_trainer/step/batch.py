@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, groupby
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,11 @@ class TrainSample:
     """[P + T, layers with experts, k]: each token's experts, OWN_CHOICE where they are not known; only in a run that replays routes."""
     proximal_logprobs: NDArray[np.float32] | None = None
     """[T], of the policy before the step; only within a step that reads them."""
+    teacher_logprobs: NDArray[np.float32] | None = None
+    """[T], at the rollout's temperature; only in a run with a teacher, whose part the advantages have already."""
+    teacher_rows: tuple[NDArray[np.int32], NDArray[np.float32]] | None = None
+    """The teacher's most likely tokens, [T, k], and log-probabilities of these and of all others together, [T, k + 1]; only in a run that
+    trains on these rows."""
     marks: SampleMarks = UNMARKED
 
 
@@ -72,13 +77,12 @@ class Batch:
         counts = self.trainable_counts
         return TokenTotals(sum(counts), sum(count for count, sample in zip(counts, self.samples, strict=True) if sample.marks.best))
 
-    @property
-    def mean_kl(self) -> float:
-        """Mean of log mu - log pi_ref over the trainable tokens, nats; 0.0 if there are none. Samples must have their reference's."""
+    def mean_kl(self, frozen: Literal["reference_logprobs", "teacher_logprobs"]) -> float:
+        """Mean of log mu - log pi_frozen over the trainable tokens, nats; 0.0 if there are none. Samples must have these."""
         parts = [
-            (sample.behaviour_logprobs.astype(np.float64) - sample.reference_logprobs)[sample.trainable]
+            (sample.behaviour_logprobs.astype(np.float64) - logprobs)[sample.trainable]
             for sample in self.samples
-            if sample.reference_logprobs is not None
+            if (logprobs := getattr(sample, frozen)) is not None
         ]
         return float(np.concatenate(parts).mean()) if self.has_weight else 0.0
 

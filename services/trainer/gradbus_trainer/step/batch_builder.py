@@ -36,8 +36,10 @@ class VerdictCounts:
 class BatchStats:
     """Statistics of a step's groups; the learner's own are in `StepMetrics`. Dropped groups are in `by_verdict` alone."""
 
-    judged: bool = True
-    """Whether a policy sampled the responses and a scorer judged them."""
+    sampled: bool = True
+    """Whether a policy sampled the responses."""
+    scored: bool = True
+    """Whether a scorer judged them."""
     rewards: list[float] = field(default_factory=list)
     components: dict[str, list[float]] = field(default_factory=dict)
     staleness: list[int] = field(default_factory=list)
@@ -80,15 +82,15 @@ class BatchStats:
     def to_json(self) -> dict[str, Any]:
         """The fields of a `metrics` event."""
         mean = _mean(self.rewards)
-        judged = {
+        rewards = {
             "reward": mean,
             "reward_std": math.sqrt(_mean([(reward - mean) ** 2 for reward in self.rewards])),
             "components": {name: _mean(values) for name, values in sorted(self.components.items())},
-            "staleness_mean": self.mean_staleness,
-            "staleness_max": max(self.staleness, default=0),
         }
+        staleness = {"staleness_mean": self.mean_staleness, "staleness_max": max(self.staleness, default=0)}
         return {
-            **(judged if self.judged else {}),
+            **(rewards if self.scored else {}),
+            **(staleness if self.sampled else {}),
             "response_length": _mean(self.lengths),
             "truncated": self.truncated / max(1, len(self.lengths)),
             "masked": self.masked,
@@ -110,17 +112,14 @@ class BatchStats:
         self.truncated += decoded.truncated
         self.masked += decoded.masked
         self.replayed, self.not_replayed = self.replayed + decoded.routed[0], self.not_replayed + decoded.routed[1]
-        if self.judged:
+        if self.sampled:
             self.staleness += [step - version if version is not None else 0 for version in decoded.oldest_versions]
 
 
-def build_batch(step: int, groups: Sequence[LoggedGroup], *, judged: bool = True) -> tuple[Batch, BatchStats]:
-    """The rows that step `step` trains, in order of index and n, and the statistics of all its groups.
-
-    `judged`: whether a policy sampled them and a scorer judged them.
-    """
+def build_batch(step: int, groups: Sequence[LoggedGroup], *, sampled: bool = True, scored: bool = True) -> tuple[Batch, BatchStats]:
+    """The rows that step `step` trains, in order of index and n, and the statistics of all its groups; see `BatchStats`."""
     rows: list[TrainSample] = []
-    stats = BatchStats(judged)
+    stats = BatchStats(sampled, scored)
     for group in groups:
         stats.add(step, group)
         rows += group.decoded.rows

@@ -14,7 +14,7 @@ import numpy as np
 from gradbus.algorithms import UNMARKED, Algorithm
 from gradbus.experience import StoredEntry
 from gradbus.formats.tokens import ID_DTYPE, LOGPROB_DTYPE, token_count
-from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_TRAIN, Group, LogEntry
+from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_TRAIN, Group, LogEntry, TeacherRows
 from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, Sample
 from gradbus_trainer.step.batch import TrainSample
 from gradbus_trainer.step.routes import count_routes, sample_routes
@@ -79,18 +79,20 @@ def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
     rows: Sequence[TrainSample] = ()
     if entry.verdict == VERDICT_TRAIN:
         kls = algorithm.token_kls(samples, entry.reference_logprobs)
+        teacher_kls = algorithm.teacher_kls(samples, entry.teacher_logprobs)
         rewards = {reward.sample_id: reward for reward in entry.rewards}
         judged = algorithm.group_advantages(samples, rewards, kls)
         marks = algorithm.marks(samples, rewards, judged) if algorithm.marks_samples else [UNMARKED] * len(samples)
-        logprobs = _behaviour_logprobs(samples, lengths, sampled=algorithm.judges_samples)
-        references = _arrays(entry.reference_logprobs, _LOGPROB, lengths) if entry.reference_logprobs else [None] * len(samples)
+        logprobs = _behaviour_logprobs(samples, lengths, sampled=algorithm.is_sampled)
+        references, teachers = (_optional(values, lengths) for values in (entry.reference_logprobs, entry.teacher_logprobs))
         (prompt,) = _arrays([group.prompt_ids], _ID, [token_count(group.prompt_ids)])
-        advantages = _joined(algorithm.token_advantages(judged, lengths, kls))
+        advantages = _joined(algorithm.token_advantages(judged, lengths, kls, teacher_kls))
         routes = sample_routes(group, len(prompt), lengths)
-        columns = zip(_arrays(token_ids, _ID, lengths), logprobs, spans, advantages, references, routes, judged.valid, marks, strict=True)
+        frozen = zip(references, teachers, _teacher_rows(entry.teacher_rows, lengths), strict=True)
+        columns = zip(_arrays(token_ids, _ID, lengths), logprobs, spans, advantages, routes, frozen, judged.valid, marks, strict=True)
         rows = [
-            TrainSample(prompt, ids, behaviour, _trainable(len(ids), parts), advantage, reference, routed, None, marked)
-            for ids, behaviour, parts, advantage, reference, routed, valid, marked in columns
+            TrainSample(prompt, ids, behaviour, _trainable(len(ids), parts), advantage, reference, routed, None, teacher, taught, marked)
+            for ids, behaviour, parts, advantage, routed, (reference, teacher, taught), valid, marked in columns
             if valid and len(ids)
         ]
     return DecodedGroup(
@@ -98,7 +100,7 @@ def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
         masked=len(lengths) - len(rows) if entry.verdict == VERDICT_TRAIN else 0,
         lengths=lengths,
         truncated=[sample.finish_reason for sample in samples].count(FINISH_REASON_LENGTH),
-        oldest_versions=[_oldest(parts) for parts in spans] if algorithm.judges_samples else (),
+        oldest_versions=[_oldest(parts) for parts in spans] if algorithm.is_sampled else (),
         routed=count_routes(rows) if group.HasField("routed_experts") else (0, 0),
     )
 
@@ -124,6 +126,23 @@ def _arrays(contents: Sequence[bytes], dtype: np.dtype[Any], lengths: Sequence[i
         raise ValueError("the arrays of a group do not have one element for each token; run trainer and rollout workers of one version")
     values = np.frombuffer(b"".join(contents), dtype)
     return _views(values if dtype.isnative else values.astype(dtype.newbyteorder("=")), lengths)
+
+
+def _optional(contents: Sequence[bytes], lengths: Sequence[int]) -> Sequence[_Array | None]:
+    """Log-probabilities of each sample's tokens; None for each if the entry has none."""
+    return _arrays(contents, _LOGPROB, lengths) if contents else [None] * len(lengths)
+
+
+def _teacher_rows(rows: Sequence[TeacherRows], lengths: Sequence[int]) -> Sequence[tuple[_Array, _Array] | None]:
+    """Ids `[T, k]` and log-probabilities `[T, k + 1]` of each sample; None for each if the entry has none."""
+    if not rows:
+        return [None] * len(lengths)
+    total = max(1, sum(lengths))
+    count = sum(len(row.ids) for row in rows) // (_ID.itemsize * total)
+    ids = _arrays([row.ids for row in rows], _ID, [count * length for length in lengths])
+    logprobs = _arrays([row.logprobs for row in rows], _LOGPROB, [(count + 1) * length for length in lengths])
+    parts = zip(ids, logprobs, lengths, strict=True)
+    return [(of.reshape(length, count), values.reshape(length, count + 1)) for of, values, length in parts]
 
 
 def _behaviour_logprobs(samples: Sequence[Sample], lengths: Sequence[int], *, sampled: bool) -> list[_Array]:

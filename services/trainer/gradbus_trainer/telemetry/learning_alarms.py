@@ -99,6 +99,8 @@ class _Watch:
 
 _OF_GIVEN: Final = ("gradient_explosion",)
 """Kinds of alarm that a run on given responses can raise: it has no rewards, and is meant to become sure of its answers."""
+_OF_REWARDS: Final = ("reward_collapse", "entropy_collapse")
+"""Kinds that read rewards."""
 
 
 @dataclass(slots=True)
@@ -110,7 +112,11 @@ class LearningAlarms:
 
     def __post_init__(self) -> None:
         watches = [*_policy_watches(self.spec), *_critic_watches(self.spec)]
-        self._watches = [watch for watch in watches if watch.kind in _OF_GIVEN or not self.spec.trains_given]
+        if self.spec.trains_given:
+            watches = [watch for watch in watches if watch.kind in _OF_GIVEN]
+        if not self.spec.algorithm.reads_rewards:
+            watches = [watch for watch in watches if watch.kind not in _OF_REWARDS]
+        self._watches = watches
 
     @property
     def kinds(self) -> Sequence[AlarmKind]:

@@ -34,7 +34,7 @@ class StepMetricsRecorder:
             self._metrics.count("gradbus.run.time", spent, {"gradbus.phase": phase})
         if not step.noop:
             self._policy(step)
-            if stats.judged:
+            if stats.sampled:
                 self._sampling(step)
         if step.critic is not None:
             self._critic(step.critic)
@@ -64,6 +64,8 @@ class StepMetricsRecorder:
         """What compares the policy with the one that sampled, and with the base model."""
         set_gauge, ratio = self._metrics.set, step.ratio
         set_gauge("gradbus.policy.kl", step.loss.kl)
+        if step.teacher_kl is not None:
+            set_gauge("gradbus.policy.teacher_kl", step.teacher_kl)
         set_gauge("gradbus.policy.logprob_difference", ratio.logprob_diff)
         set_gauge("gradbus.policy.clip_fraction", ratio.clipped_low, {"gradbus.side": "low"})
         set_gauge("gradbus.policy.clip_fraction", ratio.clipped_high, {"gradbus.side": "high"})

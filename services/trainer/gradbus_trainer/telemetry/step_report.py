@@ -81,8 +81,9 @@ class StepReporter:
         total = sum(self._spent.values()) or 1.0
         presence = self.heartbeat.presence
         presence.shares = {name: spent / total for name, spent in self._spent.items() if name in seconds}
-        presence.staleness = stats.mean_staleness if stats.judged else None
-        presence.loss = None if stats.judged else metrics.loss.total
+        presence.staleness = stats.mean_staleness if stats.sampled else None
+        presence.loss = None if stats.sampled else metrics.loss.total
+        presence.teacher_kl = metrics.teacher_kl
         presence.pair_accuracy = metrics.preference.accuracy if metrics.preference is not None else None
         if metrics.critic is not None:
             presence.explained_variance = metrics.critic.explained_variance

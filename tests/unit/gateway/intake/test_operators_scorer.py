@@ -30,6 +30,13 @@ def test_a_body_that_is_no_spec_is_left_to_the_parser(body):
     assert with_operator_scorer(body, SERVICE) == body
 
 
+def test_it_judges_no_samples_of_a_run_that_a_teacher_judges_and_its_held_out_rows():
+    body = {"algorithm": {"name": "opd"}, "data": {"train": "t"}}
+    assert with_operator_scorer(body, SERVICE) is body
+    assert with_operator_scorer(body | {"data": {"eval": "e"}}, SERVICE)["reward"] == {"service": SERVICE}
+    assert with_operator_scorer(body | {"algorithm": {"name": "grpo"}}, SERVICE)["reward"] == {"service": SERVICE}
+
+
 def test_without_it_the_spec_decides():
     body = {"reward": {"service": "http://elsewhere/x"}}
     assert with_operator_scorer(body, "") is body

@@ -9,7 +9,7 @@ import pytest
 
 from gradbus.algorithms import UNMARKED, Algorithm
 from gradbus.spec import AlgorithmSpec
-from gradbus.v1.group_pb2 import Group, LogEntry, Verdict
+from gradbus.v1.group_pb2 import Group, LogEntry, TeacherRows, Verdict
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
 from gradbus.v1.sample_pb2 import FinishReason, Sample, Span
 from gradbus_trainer.step.batch_builder import build_batch
@@ -44,8 +44,8 @@ def logged(entry, digest=""):
     return LoggedGroup(entry, digest, 1, DecodedGroup())
 
 
-def build(step, groups, algorithm=None, **options):
-    algorithm = Algorithm(algorithm or AlgorithmSpec(), 8)
+def build(step, groups, algorithm=None, teacher_weight=0.0, **options):
+    algorithm = Algorithm(algorithm or AlgorithmSpec(), 8, teacher_weight)
     return build_batch(step, [replace(group, decoded=decode_group(group.entry, algorithm)) for group in groups], **options)
 
 
@@ -157,7 +157,7 @@ def test_staleness_is_the_step_minus_the_oldest_trainable_version():
 
 
 def test_given_responses_are_not_stale():
-    _, stats = build(8, [collected(0, [(OK, 0.0), (OK, 1.0)])], judged=False)
+    _, stats = build(8, [collected(0, [(OK, 0.0), (OK, 1.0)])], sampled=False, scored=False)
     assert (stats.lengths, stats.staleness) == ([3, 3], [])
     assert "staleness_mean" not in stats.to_json()
 
@@ -179,6 +179,41 @@ def test_reference_logprobs_go_with_their_samples():
     assert [float(row.reference_logprobs[0]) for row in batch.samples] == [0.0, -2.0]
     without, _ = build(0, [collected(0, [(OK, 0.0), (OK, 1.0)])])
     assert [row.reference_logprobs for row in without.samples] == [None, None]
+
+
+def test_what_a_teacher_says_is_in_the_advantages_and_in_the_step_no_reward():
+    teachers = [np.array(row, "<f4").tobytes() for row in ([-1.0, -0.5, -0.25], [-1.5, -2.0, -1.0])]
+    entry = collected(0, [], samples=[sample(0, 0), sample(0, 1)], teacher_logprobs=teachers)
+    batch, stats = build(8, [entry], AlgorithmSpec(name="opd"), teacher_weight=1.0, scored=False)
+    assert [row.advantages.tolist() for row in batch.samples] == [[-0.5, 0.0, 0.25], [0.0, -0.5, 0.5]]
+    assert [row.teacher_logprobs.tolist() for row in batch.samples] == [[-1.0, -0.5, -0.25], [-1.5, -2.0, -1.0]]
+    assert batch.mean_kl("teacher_logprobs") == pytest.approx(0.25 / 6)
+    assert "reward" not in stats.to_json()
+    assert stats.to_json()["staleness_mean"] == 3.0
+    beside, _ = build(
+        0, [collected(0, [(OK, 1.0), (OK, 3.0)], teacher_logprobs=teachers)], AlgorithmSpec(name="rloo", kl=0.0), teacher_weight=2.0
+    )
+    assert [row.advantages.tolist() for row in beside.samples] == [[-3.0, -2.0, -1.5], [2.0, 1.0, 3.0]]
+    with pytest.raises(ValueError, match="of the teacher, which its run needs"):
+        build(0, [collected(0, [(OK, 1.0), (OK, 3.0)])], AlgorithmSpec(name="rloo", kl=0.0), teacher_weight=2.0)
+
+
+def test_the_rows_of_a_teacher_go_with_their_samples():
+    teachers = [np.zeros(3, "<f4").tobytes(), b"", np.ones(3, "<f4").tobytes()]
+    rows = [(np.arange(6, dtype="<i4") + 10 * n, np.arange(9, dtype="<f4") - 10 * n) for n in range(3)]
+    given = [TeacherRows(ids=ids.tobytes(), logprobs=logprobs.tobytes()) for ids, logprobs in rows]
+    given[1] = TeacherRows()
+    samples = [sample(0, 0), sample(0, 1, length=0), sample(0, 2)]
+    entry = collected(0, [], samples=samples, teacher_logprobs=teachers, teacher_rows=given)
+    batch, _ = build(0, [entry], AlgorithmSpec(name="opd"), teacher_weight=1.0, scored=False)
+    assert len(batch.samples) == 2
+    for row, (ids, logprobs) in zip(batch.samples, (rows[0], rows[2]), strict=True):
+        np.testing.assert_array_equal(row.teacher_rows[0], ids.reshape(3, 2))
+        np.testing.assert_array_equal(row.teacher_rows[1], logprobs.reshape(3, 3))
+    given[0].logprobs = given[0].logprobs[4:]
+    entry = collected(0, [], samples=samples, teacher_logprobs=teachers, teacher_rows=given)
+    with pytest.raises(ValueError, match="do not have one element for each token"):
+        build(0, [entry], AlgorithmSpec(name="opd"), teacher_weight=1.0, scored=False)
 
 
 def test_statistics_of_nothing_are_numbers_and_json():
@@ -206,7 +241,7 @@ def test_a_kl_in_the_reward_is_in_the_advantages_and_not_in_the_rewards_reported
     assert [single(row.advantages) for row in by_sample.samples] == [-2.5, 2.5]
     by_token, _ = build(0, [item], AlgorithmSpec(name="reinforce_pp", kl=2.0))
     assert [row.advantages.tolist() for row in by_token.samples] == [[0.5, 1.5, 1.5], [3.0, 3.0, 4.0]]
-    assert by_token.mean_kl == pytest.approx(0.25 / 6)
+    assert by_token.mean_kl("reference_logprobs") == pytest.approx(0.25 / 6)
     assert (stats.rewards, stats.to_json()["reward"]) == ([3.0, 1.0], 2.0)
 
 
@@ -216,5 +251,5 @@ def test_the_mean_kl_leaves_tokens_out_that_the_policy_did_not_choose():
     mixed.spans.extend([Span(start=0, end=1, trainable=True), Span(start=1, end=2), Span(start=2, end=3, trainable=True)])
     references = [np.array([-1.0, np.nan, -1.5], "<f4").tobytes()]
     batch, _ = build(0, [collected(0, [(OK, 1.0)], [mixed], reference_logprobs=references)], AlgorithmSpec(name="reinforce_pp"))
-    assert batch.mean_kl == 0.75
-    assert build(0, [])[0].mean_kl == 0.0
+    assert batch.mean_kl("reference_logprobs") == 0.75
+    assert build(0, [])[0].mean_kl("reference_logprobs") == 0.0

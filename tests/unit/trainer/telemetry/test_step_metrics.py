@@ -86,7 +86,11 @@ def test_a_critic_has_curves_of_its_own_also_in_a_warm_up_that_leaves_the_policy
 
 def test_pairs_have_curves_of_their_own_and_none_of_sampling(exporting):
     steps, read = exporting
-    steps.step(replace(METRICS, preference=PreferenceMetrics(0.75, 0.5, -3.0, -4.0)), BatchStats(judged=False, lengths=[4, 6]), SECONDS)
+    steps.step(
+        replace(METRICS, preference=PreferenceMetrics(0.75, 0.5, -3.0, -4.0)),
+        BatchStats(sampled=False, scored=False, lengths=[4, 6]),
+        SECONDS,
+    )
     assert read("gradbus.preference.accuracy") == {(): 0.75}
     assert read("gradbus.preference.margin") == {(): 0.5}
     assert read("gradbus.preference.response") == {("chosen",): -3.0, ("rejected",): -4.0}
@@ -101,9 +105,17 @@ def test_pairs_have_curves_of_their_own_and_none_of_sampling(exporting):
 
 def test_completions_have_an_entropy_and_no_pairs(exporting):
     steps, read = exporting
-    steps.step(METRICS, BatchStats(judged=False), SECONDS)
+    steps.step(METRICS, BatchStats(sampled=False, scored=False), SECONDS)
     assert read("gradbus.policy.entropy") == {(): 3.0}
     assert read("gradbus.policy.kl") == read("gradbus.preference.accuracy") == {}
+
+
+def test_only_a_run_with_a_teacher_has_a_divergence_from_it(exporting):
+    steps, read = exporting
+    steps.step(METRICS, stats(), SECONDS)
+    assert read("gradbus.policy.teacher_kl") == {}
+    steps.step(replace(METRICS, teacher_kl=0.25), BatchStats(scored=False, staleness=[1]), SECONDS)
+    assert read("gradbus.policy.teacher_kl") == {(): 0.25}
 
 
 def test_each_kind_of_alarm_is_0_or_1(exporting):

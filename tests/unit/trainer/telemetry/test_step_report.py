@@ -52,9 +52,9 @@ def test_given_responses_show_a_loss_and_pairs_an_accuracy_in_place_of_staleness
     reporter.trained(0, USUAL, BatchStats(staleness=[0, 1]), {})
     assert (presence.staleness, presence.loss, presence.pair_accuracy) == (0.5, None, None)
     learned = replace(USUAL, loss=LossMetrics(total=0.25))
-    reporter.trained(1, learned, BatchStats(judged=False), {})
+    reporter.trained(1, learned, BatchStats(sampled=False, scored=False), {})
     assert (presence.staleness, presence.loss, presence.pair_accuracy) == (None, 0.25, None)
-    reporter.trained(2, replace(learned, preference=PreferenceMetrics(accuracy=0.75)), BatchStats(judged=False), {})
+    reporter.trained(2, replace(learned, preference=PreferenceMetrics(accuracy=0.75)), BatchStats(sampled=False, scored=False), {})
     assert (presence.staleness, presence.loss, presence.pair_accuracy) == (None, 0.25, 0.75)
 
 
@@ -62,6 +62,14 @@ def test_what_a_critic_explained_last_is_shown(reporter):
     reporter.trained(0, replace(USUAL, critic=CriticMetrics(explained_variance=0.5)), BatchStats(), {})
     reporter.trained(1, USUAL, BatchStats(), {})
     assert reporter.heartbeat.presence.explained_variance == 0.5
+
+
+def test_a_run_that_only_a_teacher_judges_shows_how_far_it_is_from_it(reporter):
+    reporter.trained(0, replace(USUAL, teacher_kl=0.25), BatchStats(scored=False, staleness=[1]), {})
+    presence = reporter.heartbeat.presence
+    assert (presence.teacher_kl, presence.staleness, presence.loss) == (0.25, 1.0, None)
+    reporter.trained(1, USUAL, BatchStats(), {})
+    assert presence.teacher_kl is None
 
 
 def test_an_alarm_is_one_event_and_shown_as_long_as_it_lasts(reporter):

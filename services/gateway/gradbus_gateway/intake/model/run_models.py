@@ -109,15 +109,16 @@ def of_version(model: ModelSpec, found: VersionFolder, field: str = "model") -> 
 
 
 def _check_kind(parent: Kind, child: Kind, path: str, run: str) -> None:
-    """Raises SpecError if a run of kind `child` cannot use a version of a run of kind `parent` as its model, or as its scorer."""
-    if path != "model.run" and parent != _REWARD_MODEL:
+    """Raises SpecError if a run of kind `child` cannot use a version of a run of kind `parent` as the model of its field at `path`."""
+    scores = parent == _REWARD_MODEL
+    if path == "reward.model.run" and not scores:
         raise _refusal(
             path, f"the run is of kind {parent}, whose versions write text and score none", run, f"a run of kind {_REWARD_MODEL}"
         )
-    if path == "model.run" and parent == _REWARD_MODEL != child:
+    if scores and (path == "teacher.run" or (path == "model.run" and child != _REWARD_MODEL)):
         message = f"the run is of kind {_REWARD_MODEL}, whose versions score text and write none"
-        allowed = f'a run of another kind, or kind = "{_REWARD_MODEL}"; the run scores samples as reward.model.run'
-        raise _refusal(path, message, run, allowed)
+        others = f', or kind = "{_REWARD_MODEL}"' if path == "model.run" else ""
+        raise _refusal(path, message, run, f"a run of another kind{others}; the run scores samples as reward.model.run")
 
 
 def _chosen(committed: Sequence[WeightManifest], version: Version, run: Run, field: str) -> WeightManifest:

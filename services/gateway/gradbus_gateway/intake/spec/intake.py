@@ -12,7 +12,18 @@ from pydantic import BaseModel, ValidationError
 from gradbus.algorithms import need_faults
 from gradbus.errors import Fault, SpecError
 from gradbus.objects import ObjectStore
-from gradbus.spec import DataSpec, EvaluationSpec, ModelSpec, RewardSpec, RolloutSpec, RunSpec, Version, parse_spec
+from gradbus.spec import (
+    AlgorithmSpec,
+    DataSpec,
+    EvaluationSpec,
+    ModelSpec,
+    RewardSpec,
+    RolloutSpec,
+    RunSpec,
+    TeacherSpec,
+    Version,
+    parse_spec,
+)
 from gradbus.spec.kinds import Kind, columns_of
 from gradbus.spec.model_faults import model_faults
 from gradbus.tokenizer.launcher import ForkServer
@@ -30,7 +41,7 @@ from gradbus_gateway.intake.spec.faults import (
     reward_faults,
     server_faults,
 )
-from gradbus_gateway.intake.spec.reward_model import REWARD_MODEL, reward_model_faults
+from gradbus_gateway.intake.spec.frozen_models import REWARD_MODEL, TEACHER, FrozenModels
 from gradbus_gateway.settings import GatewaySettings
 
 Section = TypeVar("Section", bound=BaseModel)
@@ -78,9 +89,10 @@ class SpecIntake:
             # In a thread as well: a source is parsed in another process.
             async with self._graders.turn(caller):
                 faults.extend(await asyncio.to_thread(lambda: list(reward_faults(reward, data, self._settings))))
-        scorer, found = await self._stored(reward.model if reward else None, caller, self._models.store_reward_model, REWARD_MODEL)
+        frozen = await self._stored_frozen(reward, spec.teacher if spec else _valid(TeacherSpec, sections.get("teacher")), caller)
+        faults.extend(frozen.faults)
         rollout = (spec.rollout if spec else _valid(RolloutSpec, sections.get("rollout", {}))) if kind == "rl" else None
-        faults.extend([*found, *reward_model_faults(scorer, model, rollout), *fit_faults(model, data, rollout)])
+        faults.extend([*frozen.unfit(model, rollout), *fit_faults(model, data, rollout)])
         if model and spec:
             faults.extend(model.info.family.faults(spec.rollout, spec.numerics, spec.trainer.lora))
             faults.extend(backend_faults(model, spec.trainer))
@@ -93,7 +105,7 @@ class SpecIntake:
             faults.extend(evaluation_faults(evaluation, data_spec, reward))
         if faults or spec is None or model is None or data is None:
             raise SpecError(faults)
-        spec = spec.model_copy(update={"model": model.spec, "data": data.spec, "reward": _with_stored(spec.reward, scorer)})
+        spec = spec.model_copy(update={"model": model.spec, "data": data.spec, **frozen.sections(spec)})
         if fault := await self._prompts.fault(spec, caller):
             raise SpecError([fault])
         return spec
@@ -103,11 +115,16 @@ class SpecIntake:
 
         Raises SpecError if its model was a version that the other run has replaced and deleted since the check.
         """
-        for field, model in {"model": spec.model, REWARD_MODEL: spec.reward.model}.items():
+        for field, model in {"model": spec.model, REWARD_MODEL: spec.reward.model, TEACHER: spec.teacher}.items():
             if model is None or model.lineage is None or await self._run_models.keep(VersionFolder(model.files or {}, model.lineage)):
                 continue
             message, allowed = "the other run has deleted this version meanwhile", '"last"; or the other run with a larger checkpoint.keep'
             raise SpecError([Fault(f"{field}.version", message, str(model.version), allowed)])
+
+    async def _stored_frozen(self, reward: RewardSpec | None, given: TeacherSpec | None, caller: str) -> FrozenModels:
+        scorer, of_scorer = await self._stored(reward.model if reward else None, caller, self._models.store_reward_model, REWARD_MODEL)
+        teacher, of_teacher = await self._stored(given, caller, self._models.store, TEACHER)
+        return FrozenModels(scorer, teacher, (*of_scorer, *of_teacher))
 
     async def _stored(
         self, model: ModelSpec | None, caller: str, store: _Store, field: str = "model", kind: Kind = "rl"
@@ -132,9 +149,9 @@ class SpecIntake:
 def with_operator_scorer(body: object, service: str) -> object:
     """`body` with the operator's scorer in place of its own, so that the stored spec names it. The timeout is not changed.
 
-    A run that trains on given responses has no scorer.
+    A run that trains on given responses has no scorer, nor one that a teacher judges, unless it has held-out rows.
     """
-    if not service or not isinstance(body, Mapping) or body.get("kind", "rl") != "rl":
+    if not service or not isinstance(body, Mapping) or body.get("kind", "rl") != "rl" or not _reads_reward(body):
         return body
     given = body.get("reward")
     sources = {"grader", "service", "model"}
@@ -142,8 +159,9 @@ def with_operator_scorer(body: object, service: str) -> object:
     return {**body, "reward": {**others, "service": service}}
 
 
-def _with_stored(reward: RewardSpec, scorer: StoredModel | None) -> RewardSpec:
-    return reward if scorer is None else reward.model_copy(update={"model": scorer.spec})
+def _reads_reward(body: Mapping[str, Any]) -> bool:
+    algorithm, data = _valid(AlgorithmSpec, body.get("algorithm", {})), body.get("data")
+    return algorithm is None or algorithm.reads_rewards or (isinstance(data, Mapping) and data.get("eval") is not None)
 
 
 def _valid(kind: type[Section], value: object) -> Section | None:

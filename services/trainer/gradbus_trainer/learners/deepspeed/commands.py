@@ -62,7 +62,7 @@ def batch_of(step: int, tensors: Mapping[str, torch.Tensor]) -> Batch:
     columns = {name: tensor.numpy() for name, tensor in tensors.items()}
     prompts = _rows(columns["prompt_ids"], columns["prompt_lengths"])
     names = ("token_ids", "behaviour_logprobs", "trainable", "advantages", "reference_logprobs")
-    rows: dict[str, Sequence[Any]] = {name: _rows(columns[name], columns["lengths"]) for name in names if name in columns}
+    rows: dict[str, Any] = {name: _rows(columns[name], columns["lengths"]) for name in names if name in columns}
     return Batch(
         step,
         [TrainSample(prompt_ids=prompt, **{name: parts[n] for name, parts in rows.items()}) for n, prompt in enumerate(prompts)],

@@ -21,7 +21,7 @@ from gradbus_kernels.operators import (
     linear_logprob_reference,
     provenance,
 )
-from gradbus_kernels.operators.policy_loss.linear import _Attach
+from gradbus_kernels.operators.base.attached import Attached
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 FACTOR = 2.0
@@ -53,7 +53,7 @@ def test_a_backward_pass_reads_nothing_back_from_its_device():
     """On torch's `meta` device nothing can be read back, so a read raises."""
     hidden, weight = (torch.empty(3, 2, device="meta", requires_grad=True) for _ in range(2))
     total = torch.empty((), device="meta")
-    attached = _Attach.apply(hidden, weight, total, [torch.empty_like(hidden), torch.empty_like(weight)])
+    attached = Attached.apply(hidden, weight, total, [torch.empty_like(hidden), torch.empty_like(weight)])
     attached.backward()
     assert hidden.grad.shape == weight.grad.shape == (3, 2)
 
@@ -158,7 +158,7 @@ def test_a_second_backward_pass_is_refused():
     hidden, weight, ids, tokens = inputs(3)
     loss = linear_grpo_loss(hidden.requires_grad_(), weight, ids, tokens, PolicySettings())
     loss.total.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="given away by its first backward pass; call it again"):
+    with pytest.raises(RuntimeError, match="given away by its first backward pass; call its operator again"):
         loss.total.backward()
 
 

@@ -1,7 +1,7 @@
 // The charts of a run, each with one line of explanation.
 import { Chart } from "./chart.js";
 import { fixed, number, percent } from "../lib/format.js";
-import { trainsGiven, trainsPairs } from "../lib/run_kind.js";
+import { readsRewards, trainsGiven, trainsPairs } from "../lib/run_kind.js";
 
 const exactPercent = (value) => (Number.isFinite(value) ? `${(value * 100).toFixed(1)} %` : "–");
 
@@ -31,8 +31,10 @@ const evaluation = ({ evaluation: { metric } }) => ({
   data: ({ evaluations }) => [evaluations.versions, evaluations.scores],
 });
 
+const TEACHER = of("KL to the teacher", "mean log-ratio of policy and teacher over the sampled tokens, in nats; 0 is the teacher itself", { teacher_kl: "kl" });
+
 const sampled = (spec) => [
-  REWARD, evaluation(spec), SPEED, ENTROPY,
+  ...(readsRewards(spec) ? [REWARD] : []), ...(spec.teacher ? [TEACHER] : []), evaluation(spec), SPEED, ENTROPY,
   of("KL", "divergence from the base model; 0 without a KL term", { kl: "kl" }),
   LENGTH,
   of("Clipped", "share of tokens that the trust region bounds below / above", { clip_low: "low", clip_high: "high" }, exactPercent),

@@ -1,12 +1,14 @@
 // The numbers that the system diagram shows, from a run, its history and its workers.
 import { number, percent, FINAL } from "../lib/format.js";
-import { groupSize, trainsGiven, usesReferenceLogprobs } from "../lib/run_kind.js";
+import { groupSize, readsRewards, trainsGiven, usesReferenceLogprobs } from "../lib/run_kind.js";
 
 /** The state that `SystemDiagram.set` takes. */
 export function diagramState(run, history, workers, shares) {
   const { schedule, reward } = run.spec;
   const isGiven = trainsGiven(run.spec);
-  const usesReward = !isGiven && !reward.model;
+  const isScored = readsRewards(run.spec);
+  // One without rewards may judge held-out rows.
+  const usesReward = !isGiven && !reward.model && (isScored || Boolean(run.spec.data.eval));
   const isOver = FINAL.has(run.state);
   const rates = history.rates(isOver);
   const rollouts = workers.filter((worker) => worker.role === "rollout");
@@ -39,8 +41,8 @@ export function diagramState(run, history, workers, shares) {
       spec: { long: "spec, desired state", short: "spec", isFlowing: false },
       tasks: flow(groups, isGiven ? "rows/s" : "prompts/s", "/s"),
       sampled: flow(samples, isGiven ? "responses/s" : "samples/s", "/s"),
-      admitted: { long: groups ? `${isGiven ? "" : "scored, "}admitted once` : "", short: "", isFlowing: Boolean(groups) && !isOver },
-      score: !usesReward ? nothing : flow(samples, "scores/s", "/s scored"),
+      admitted: { long: groups ? `${isScored ? "scored, " : ""}admitted once` : "", short: "", isFlowing: Boolean(groups) && !isOver },
+      score: !usesReward || !isScored ? nothing : flow(samples, "scores/s", "/s scored"),
       logprobs: usesReference ? flow(samples, `${asks}/s`, "/s") : nothing,
       read: flow(groups, "groups/s", "/s"),
       publish: shortOnly(flow(rates?.steps, "", "/s")),

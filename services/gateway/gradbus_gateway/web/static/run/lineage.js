@@ -16,22 +16,26 @@ export class LineagePanel {
     poll(`/v1/runs/${runId}/lineage`, PERIOD_SECONDS, signal, (found) => this.#set(found), () => {});
   }
 
-  #set({ base, ancestors, reward_model, children, has_more }) {
-    this.element.classList.toggle("hidden", !ancestors.length && !reward_model.length && !children.length);
+  #set({ base, ancestors, reward_model, teacher, children, has_more }) {
+    this.element.classList.toggle("hidden", !ancestors.length && !reward_model.length && !teacher.length && !children.length);
     const parent = ancestors.at(-1);
     const scorer = reward_model.at(-1);
+    const taught = teacher.at(-1);
     this.content.replaceChildren(
       make("p", {}, "From ", make("span", { class: "mono" }, base), ...ancestors.flatMap((run) => [" → ", name(run), ` version ${run.version}`])),
       parent ? make("p", { class: "soft small" }, `It begins with the weights ${parent.digest}.`) : "",
       scorer ? make("p", {}, "Scored by ", name(scorer), ` version ${scorer.version}`) : "",
+      taught ? make("p", {}, "Taught by ", name(taught), ` version ${taught.version}`) : "",
       children.length ? make("ul", {}, ...children.map(child)) : "",
       has_more ? make("p", { class: "soft small" }, "Older runs that start from it are not listed.") : "",
     );
   }
 }
 
+const VERBS = { model: "starts from", reward_model: "is scored by", teacher: "is taught by" };
+
 function child(run) {
-  return make("li", {}, name(run), ` ${run.role === "model" ? "starts from" : "is scored by"} version ${run.version} `, make("span", { class: stateClass(run.state) }, stateText(run.state)[0]));
+  return make("li", {}, name(run), ` ${VERBS[run.role]} version ${run.version} `, make("span", { class: stateClass(run.state) }, stateText(run.state)[0]));
 }
 
 function name(run) {

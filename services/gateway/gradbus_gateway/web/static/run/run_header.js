@@ -1,7 +1,7 @@
 // The top of a run's view: name, state, progress, key figures and buttons.
 import { make, setText, setTextWithCode, withCode } from "../lib/elements.js";
 import { age, duration, FINAL, fixed, number, stateClass, stateText } from "../lib/format.js";
-import { trainsGiven, trainsPairs } from "../lib/run_kind.js";
+import { readsRewards, trainsGiven, trainsPairs } from "../lib/run_kind.js";
 import { runActions } from "./run_actions.js";
 
 export class RunHeader {
@@ -50,7 +50,14 @@ export class RunHeader {
 
 /** How well the run learns: text by name, the same names for the whole run. */
 function scores({ spec, progress }) {
-  if (!trainsGiven(spec)) return { Reward: fixed(progress.reward), "Held-out": fixed(progress.accuracy), Staleness: fixed(progress.staleness, 1) };
+  if (!trainsGiven(spec)) {
+    return {
+      ...(readsRewards(spec) ? { Reward: fixed(progress.reward) } : {}),
+      ...(spec.teacher ? { "KL to teacher": fixed(progress.teacher_kl) } : {}),
+      "Held-out": fixed(progress.accuracy),
+      Staleness: fixed(progress.staleness, 1),
+    };
+  }
   return { Loss: fixed(progress.loss), ...(trainsPairs(spec) ? { Accuracy: fixed(progress.pair_accuracy) } : {}) };
 }
 

@@ -51,7 +51,7 @@ function row(run) {
   const score = (label, value, style = "only-narrow ") => make("td", { class: "right" }, make("span", { class: `${style}soft small` }, `${label} `), value);
   // The columns are those of runs with rewards; the figures of another run say what they are.
   const scores = isRewarded(run)
-    ? [score("reward", fixed(progress.reward)), score("held-out", fixed(progress.accuracy))]
+    ? [isTaught(run) ? score("KL to teacher", fixed(progress.teacher_kl), "") : score("reward", fixed(progress.reward)), score("held-out", fixed(progress.accuracy))]
     : [score("loss", fixed(progress.loss), ""), progress.pair_accuracy === null ? make("td") : score("accuracy", fixed(progress.pair_accuracy), "")];
   return make(
     "tr", {},
@@ -65,6 +65,9 @@ function row(run) {
 
 /** Whether it samples and has rewards; nothing is known of an unreadable run. */
 const isRewarded = (run) => run.kind === "rl" || run.kind === null;
+
+/** Whether a teacher judges its samples, and no scorer. */
+const isTaught = ({ progress }) => progress.reward === null && progress.teacher_kl !== null;
 
 function reason(run) {
   const text = run.waiting_for ? `waits for ${run.waiting_for}` : run.reason;

@@ -1,11 +1,11 @@
 // What the comparison shows, and the controls that change it. The selection is kept in the address.
 import { make } from "../lib/elements.js";
-import { hasFixedSteps, trainsGiven } from "../lib/run_kind.js";
+import { hasFixedSteps, readsRewards, trainsGiven } from "../lib/run_kind.js";
 
 const MAX_STEPS = 4;
 
 /** Whether the samples of a step can be ordered by reward. */
-const isRanked = (run) => hasFixedSteps(run.spec) && !trainsGiven(run.spec);
+const isRanked = (run) => hasFixedSteps(run.spec) && readsRewards(run.spec);
 
 /** The selection in the address's query; by default the first, the last and two steps between. */
 export function selectionOf(query, run) {

@@ -88,7 +88,7 @@ function columnElement(run, { title, samples, mixed, more }, { colour, texts, ra
     "section", { class: "column" },
     make("h2", {}, title),
     !first ? make("p", { class: "soft" }, isGiven ? "Not in the log yet." : "Not in the log: not sampled or not scored yet, or dropped.")
-      : !isGiven && make("p", { class: "soft small" }, `by version ${versions.join(", ")}${mixed ? "" : ` · mean reward ${number(mean)}`}`),
+      : !isGiven && make("p", { class: "soft small" }, `by version ${versions.join(", ")}${mixed || !rewards.length ? "" : ` · mean reward ${number(mean)}`}`),
     first && !mixed && make("div", { class: "prompt" }, make("pre", {}, first.prompt), make("button", { class: "plain small", onclick: () => update({ row: first.row_index }) }, "every group of this prompt")),
     make("ol", { class: "cards" }, ...samples.flatMap((sample) => [mixed && make("li", { class: "of-prompt" }, make("pre", {}, sample.prompt)), sampleCard(run, sample, { colour, texts, range })])),
     more && make("p", { class: "soft small" }, mixed ? "Selected from the first 1000 samples of this step." : "There are more samples."),

@@ -2,7 +2,7 @@
 import { make } from "../lib/elements.js";
 import { shadedTokens } from "./tokens.js";
 import { number, signed } from "../lib/format.js";
-import { trainsGiven, trainsPairs } from "../lib/run_kind.js";
+import { readsRewards, trainsGiven, trainsPairs } from "../lib/run_kind.js";
 
 /** [lowest, highest] reward, with 0 included: one scale for the bars of all samples that are shown. */
 export function rewardRange(samples) {
@@ -18,7 +18,7 @@ export function sampleCard(run, sample, { colour, texts, range }) {
     "li", { class: "sample" },
     make("a", { class: `response-text ${tone}${strength}`, href: `#/runs/${run.id}/samples/${sample.id}`, "aria-label": `sample ${sample.id}: ${sample.text || "empty"}` },
       ...(colour === "probability" ? shadedTokens(sample, texts) : [sample.text || make("span", { class: "soft" }, "(empty)")])),
-    trainsGiven(run.spec) ? make("p", { class: "label" }, labelOf(run, sample)) : rewardBar(sample, range),
+    readsRewards(run.spec) ? rewardBar(sample, range) : make("p", { class: "label" }, labelOf(run, sample)),
     make("p", { class: "soft small" }, details(run, sample)),
   );
 }
@@ -35,7 +35,7 @@ export const labelOf = (run, sample) => (!trainsPairs(run.spec) ? "" : sample.id
 /** Whether a sample of a group that is trained is left out of its step. */
 export function isMasked(run, sample) {
   if (trainsGiven(run.spec)) return false;
-  return sample.reward === null || (sample.finish_reason === "length" && run.spec.algorithm.truncated === "mask");
+  return (sample.reward === null && readsRewards(run.spec)) || (sample.finish_reason === "length" && run.spec.algorithm.truncated === "mask");
 }
 
 function details(run, sample) {

@@ -6,7 +6,7 @@ import { historyOf, loadHistory } from "../run/event_stream.js";
 import { readSamples } from "./sample_log.js";
 import { shadedTokens, tokenTexts } from "./tokens.js";
 import { clock, duration, number, plural, signed } from "../lib/format.js";
-import { trainsGiven } from "../lib/run_kind.js";
+import { readsRewards, trainsGiven } from "../lib/run_kind.js";
 
 export async function showSample({ root, signal }, runId, sampleId) {
   const run = await fetchJson(`/v1/runs/${runId}`, { signal });
@@ -47,7 +47,7 @@ function timeline(run, history, sample) {
   const trained = sample.step === null ? undefined : history.timeOf(sample.step);
   return make(
     "ol", { class: "timeline" },
-    ...(trainsGiven(run.spec) ? [read(run, sample)] : sampled(sample, published)),
+    ...(trainsGiven(run.spec) ? [read(run, sample)] : sampled(run, sample, published)),
     stage("Admitted", admitted, `${{ train: "To be trained", filtered: "Filtered: not part of its step", dropped: "Dropped" }[sample.verdict] ?? sample.verdict}${sample.verdict !== "train" && sample.reason ? `, ${sample.reason}` : ""}.${elapsed(published, admitted, "after its version was published")}`, sample.verdict !== "train"),
     sample.verdict === "train" && trainedStage(run, sample, trained, admitted),
     stage("Trace", null, sample.trace_id ? make("code", {}, sample.trace_id) : "None recorded: no exporter is configured, or traces of this group were not sampled."),
@@ -61,13 +61,15 @@ function read(run, sample) {
 }
 
 /** The stages of a sampled response before its admission; `published`: when the version that its task names was. */
-function sampled(sample, published) {
+function sampled(run, sample, published) {
   const spans = sample.versions.map((span) => `tokens ${span.start} to ${span.end - 1} by version ${span.version}${span.trainable ? "" : " (not trained)"}`);
   const parts = Object.entries(sample.components).map(([name, value]) => `${name} ${number(value)}`);
   return [
     stage("Dispatched", published, `Group ${sample.index}, row ${sample.row_index} of the dataset, for policy version ${sample.dispatched_version}.${published ? " The time shown is when that version was published." : ""}`),
     stage("Generated", null, `By ${sample.worker}${sample.engine ? ` (${sample.engine})` : ""}: ${plural(sample.token_count, "token")}, ${spans.join("; ")}. ${sample.finish_reason === "length" ? "Truncated at max_new_tokens." : "Ended with a stop token."}`),
-    stage("Scored", null, sample.reward === null ? `${sample.reward_status}: ${sample.reason || "no reason given"}` : `Reward ${number(sample.reward)}${parts.length ? `, from ${parts.join(", ")}` : ""}.`, sample.reward === null),
+    readsRewards(run.spec)
+      ? stage("Scored", null, sample.reward === null ? `${sample.reward_status}: ${sample.reason || "no reason given"}` : `Reward ${number(sample.reward)}${parts.length ? `, from ${parts.join(", ")}` : ""}.`, sample.reward === null)
+      : stage("Judged by the teacher", null, "Token by token; it has no reward."),
   ];
 }
 

@@ -1,0 +1,107 @@
+"""A teacher that nothing reads, one that is missing, and settings that would change what it teaches."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from gradbus.errors import Fault
+from gradbus.spec.algorithm import AlgorithmSpec
+from gradbus.spec.sections import RewardSpec, TeacherSpec
+
+_DISTILL: Final = "advantage = distill"
+_SAMPLE_ENTRIES: Final = 1 << 22
+"""Of a sample's rows, of 8 bytes each: half of what a gRPC message may have."""
+_GROUP_ENTRIES: Final = 1 << 23
+"""64 MiB, an eighth of the largest value that the buffer takes."""
+
+
+def teacher_faults(kind: str, sections: Mapping[str, Any]) -> Iterator[Fault]:
+    """Faults of a run of this kind. `sections` are those that are valid by themselves."""
+    teacher, algorithm = sections.get("teacher"), sections.get("algorithm")
+    if kind != "rl":
+        if teacher is not None:
+            message = f"a run of kind {kind} samples nothing that a teacher could judge"
+            yield Fault("teacher", message, teacher.source, 'no [teacher], or kind = "rl"')
+        return
+    if algorithm is None:
+        return
+    if algorithm.reads_rewards:
+        if teacher is not None:
+            yield from _added_faults(teacher, algorithm)
+        return
+    if "teacher" in sections and teacher is None:
+        yield Fault("teacher", f"{_DISTILL} needs a teacher", "none", "a section [teacher] with `path` or `run`")
+    if teacher is not None and teacher.coefficient is not None:
+        message = f"the teacher is all that {_DISTILL} trains on; trainer.learning_rate says how fast"
+        yield Fault("teacher.coefficient", message, json.dumps(teacher.coefficient), "none, or an advantage that reads rewards")
+    yield from _distill_faults(algorithm)
+    if teacher is not None and teacher.top_k is not None:
+        yield from _row_faults(teacher.top_k, algorithm, sections)
+    if (reward := sections.get("reward")) and reward != RewardSpec() and (data := sections.get("data")) and data.eval is None:
+        message = f"{_DISTILL} judges no sample, and the run has no held-out rows to judge"
+        yield Fault("reward", message, allowed="no [reward], or data.eval")
+
+
+def reads_reward(sections: Mapping[str, Any]) -> bool:
+    """Whether something is judged in a run of kind `rl`: its samples, or held-out rows."""
+    algorithm, data = sections.get("algorithm"), sections.get("data")
+    return algorithm is None or algorithm.reads_rewards or (data is not None and data.eval is not None)
+
+
+def _distill_faults(algorithm: AlgorithmSpec) -> Iterator[Fault]:
+    """Settings that read rewards, of which there are none, or that would scale the KL by something else than the learning rate."""
+    if algorithm.normalize_std:
+        yield Fault("algorithm.normalize_std", f"{_DISTILL} has no rewards whose deviation could divide", "true", "false")
+    if algorithm.whiten != "none":
+        message = "the divergence from the teacher would be moved by its mean and divided by its noise"
+        yield Fault("algorithm.whiten", message, json.dumps(algorithm.whiten), '"none"')
+    if algorithm.filter != "none":
+        yield Fault("algorithm.filter", f"{_DISTILL} has no rewards that could be equal", json.dumps(algorithm.filter), '"none"')
+    if algorithm.overlong_penalty:
+        message = f"{_DISTILL} has no reward from which it could be taken"
+        yield Fault("algorithm.overlong_penalty", message, json.dumps(algorithm.overlong_penalty), "0")
+    if algorithm.kl_place == "reward":
+        yield Fault("algorithm.kl_place", f"{_DISTILL} has no reward from which it could be taken", '"reward"', '"loss"')
+
+
+def _row_faults(top_k: int, algorithm: AlgorithmSpec, sections: Mapping[str, Any]) -> Iterator[Fault]:
+    """Of a loss over the teacher's most likely tokens, which has no ratio and stands alone."""
+    if algorithm.importance != "none":
+        message = "teacher.top_k compares whole rows, and no ratio of the sampled token weighs them"
+        yield Fault("algorithm.importance", message, json.dumps(algorithm.importance), '"none", with trust_region = "none"')
+    unread = {"kl": 0.0, "entropy": 0.0, "sequence_mask": None, "off_policy_mask": None}
+    for name, unset in unread.items():
+        if (given := getattr(algorithm, name)) != unset:
+            yield Fault(f"algorithm.{name}", "the loss of teacher.top_k is the KL alone", json.dumps(given), json.dumps(unset or 0))
+    if (trainer := sections.get("trainer")) and trainer.backend != "torch":
+        message = f"the {trainer.backend} backend does not train on a teacher's rows"
+        yield Fault("trainer.backend", message, json.dumps(trainer.backend), '"torch", or no teacher.top_k')
+    if rollout := sections.get("rollout"):
+        for path, tokens, most in (
+            ("max_new_tokens", rollout.max_new_tokens, _SAMPLE_ENTRIES),
+            ("group_size · max_new_tokens", rollout.group_size * rollout.max_new_tokens, _GROUP_ENTRIES),
+        ):
+            if tokens * top_k > most:
+                yield Fault("teacher.top_k", f"the product {path} · top_k is too large", str(tokens * top_k), f"at most {most}")
+
+
+def _added_faults(teacher: TeacherSpec, algorithm: AlgorithmSpec) -> Iterator[Fault]:
+    """Of a teacher beside rewards."""
+    if teacher.top_k is not None:
+        message = f"algorithm.advantage = {algorithm.advantage} has an advantage for each token, and a row has none"
+        yield Fault("teacher.top_k", message, str(teacher.top_k), 'none, or algorithm.advantage = "distill"')
+    if teacher.coefficient is None:
+        message = f"algorithm.advantage = {algorithm.advantage} reads rewards, and the teacher only with a coefficient"
+        yield Fault("teacher.coefficient", message, "none", 'a number above 0, or algorithm.advantage = "distill"')
+        return
+    if algorithm.advantage == "gae":
+        message = "a critic makes advantages from rewards and values, to which nothing is added"
+        yield Fault("teacher", message, teacher.source, "none, or another algorithm.advantage")
+    if algorithm.whiten != "none":
+        message = "what the teacher adds would be moved by the mean of the step and divided by its deviation"
+        yield Fault("algorithm.whiten", message, json.dumps(algorithm.whiten), '"none", or no [teacher]')
+    if algorithm.filter == "zero_variance":
+        message = "samples of equal rewards differ by what the teacher adds, which is not known when the group is judged"
+        yield Fault("algorithm.filter", message, '"zero_variance"', '"none", or no [teacher]')
