@@ -23,8 +23,9 @@ from gradbus_run import Json, addition_spec, measure, stack
 
 from gradbus.embedded import StateFolder
 from gradbus.spec import PRESETS
+from gradbus.spec.presets import CRITICS
 
-SINGLE: Final = ("ppo", "reinforce_pp")
+SINGLE: Final = ("ppo", "sao", "reinforce_pp")
 _CRITIC: Final = {"learning_rate": 1e-3}
 _GROUPS: Final = 32
 _LAST: Final = 20
@@ -61,7 +62,7 @@ def spec_of(case: Case, base: Path) -> Json:
     spec["algorithm"] = {"name": case.preset, "entropy": spec["algorithm"]["entropy"]}
     spec["rollout"]["group_size"] = case.group_size
     spec["schedule"] |= {"groups_per_step": _GROUPS * 8 // case.group_size, "max_staleness": case.staleness}
-    if case.preset == "ppo":
+    if case.preset in CRITICS:
         spec["trainer"]["critic"] = _CRITIC
     return spec
 

@@ -10,6 +10,7 @@ from gradbus.errors import SpecError
 from gradbus.formats.model_families import MODEL_FAMILIES
 from gradbus.objects import ObjectStore
 from gradbus.spec import MAX_FAULTS, PRESETS, RolloutSpec
+from gradbus.spec.presets import CRITICS
 from gradbus_gateway.intake.spec.faults import replay_faults
 from gradbus_gateway.intake.spec.intake import SpecIntake
 from gradbus_gateway.settings import GatewaySettings
@@ -52,7 +53,7 @@ async def test_the_spec_is_accepted_with_the_registries_as_they_are(refused, bod
     assert await refused(body) == []
 
 
-@pytest.mark.parametrize("name", sorted(set(PRESETS) - {"reinforce_pp", "gdpo", "ppo", "opd"}))
+@pytest.mark.parametrize("name", sorted(set(PRESETS) - {"reinforce_pp", "gdpo", "opd", *CRITICS}))
 async def test_a_preset_with_a_baseline_needs_two_samples_of_a_prompt(refused, body, name):
     body["algorithm"], body["rollout"]["group_size"] = {"name": name}, 1
     [fault] = await refused(body)

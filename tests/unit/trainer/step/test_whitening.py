@@ -33,7 +33,8 @@ def test_mean_and_variance_of_what_is_trained(by, rows):
     if np.ptp(before) == 0.0:
         assert (after == 0.0).all()
     else:
-        assert (after.mean(), after.var()) == (pytest.approx(0.0, abs=1e-6), pytest.approx(1.0, abs=1e-5))
+        rounding = 1e-6 * np.abs(after).max()  # of float32, which an outlier has the most of
+        assert (after.mean(), after.var()) == (pytest.approx(0.0, abs=rounding), pytest.approx(1.0, abs=1e-5))
 
 
 @given(samples, st.randoms())
