@@ -113,10 +113,11 @@ def _print_sample(sample: dict[str, Any], kind: str) -> None:
 
 
 def _judgement(sample: dict[str, Any]) -> list[str]:
-    """Of a response that a policy sampled and a scorer judged."""
+    """Of a response that a policy sampled; its reward, unless a teacher judges it and no scorer."""
     versions = ", ".join(f"{span['version']}" for span in sample["versions"])
     parts = [f"{printable(name)} {number(value)}" for name, value in sample["components"].items()]
-    return [f"version {versions}", f"reward {number(sample['reward'])}", *parts]
+    is_taught = sample["verdict"] == "train" and sample["reward_status"] == "none"
+    return [f"version {versions}", *([] if is_taught else [f"reward {number(sample['reward'])}"]), *parts]
 
 
 def _label(sample: dict[str, Any], kind: str) -> list[str]:

@@ -118,6 +118,8 @@ def test_the_teachers_log_probabilities_are_those_of_its_version_at_the_rollouts
         ratios[sample["step"]] += [mu - log for mu, log in zip(tokens["logprobs"], tokens["teacher_logprobs"], strict=True)]
     assert kls_of(lab, run) == pytest.approx([np.mean(step) for step in ratios], abs=1e-5)
     assert lab.learned(run)
+    first = gradbus("samples", run["id"], "--index", 0).stdout.splitlines()[0]
+    assert first == "0.0  step 0  version 0  train"
     tree = gradbus("lineage", run["id"]).stdout
     assert f"taught by version 100 of {teacher['id']}" in tree
     assert f"{run['id']}  student  succeeded  taught by version 100" in gradbus("lineage", teacher["id"]).stdout
