@@ -257,7 +257,7 @@ RUN = Board(
             ],
         ),
         Row(
-            "Pairs",
+            "Pairs and labelled responses",
             [
                 Panel(
                     "Accuracy of pairs",
@@ -268,15 +268,17 @@ RUN = Board(
                     defaults=_SHARE,
                 ),
                 Panel(
-                    "Margin of pairs",
-                    "Reward of the chosen response minus that of the rejected one. It should rise from 0. Empty for a run without pairs.",
+                    "Margin",
+                    "Reward of chosen or desirable responses minus that of rejected or undesirable ones. It should rise from 0. Empty for"
+                    " other runs.",
                     [_one("gradbus_preference_margin", "margin")],
                     unit="none",
                 ),
                 Panel(
-                    "Chosen and rejected",
-                    "Log-probability of the responses in nats, or their scores by a reward model. If both fall together, the policy moves"
-                    " away from both: lower `trainer.learning_rate` or raise `preference.beta`. Empty for a run without pairs.",
+                    "Responses by label",
+                    "Log-probability of chosen and rejected responses in nats, or their scores by a reward model; of desirable and"
+                    " undesirable ones the log-ratio to the base model. If both fall together, the policy moves away from both: lower"
+                    " `trainer.learning_rate` or raise `preference.beta`. Empty for other runs.",
                     [_each("gradbus_preference_response", "gradbus_label")],
                     unit="none",
                 ),

@@ -19,7 +19,8 @@ from gradbus_kernels.operators.policy_loss.inputs import PolicySettings, PolicyT
 from gradbus_kernels.operators.policy_loss.linear import linear_grpo_loss, linear_grpo_loss_reference
 from gradbus_kernels.operators.policy_loss.terms import token_weights
 from gradbus_kernels.operators.preference_loss.api import PreferenceLoss, preference_loss
-from gradbus_kernels.operators.preference_loss.inputs import PairTokens, PreferenceSettings
+from gradbus_kernels.operators.preference_loss.inputs import KtoSettings, PairTokens, PreferenceSettings
+from gradbus_kernels.operators.preference_loss.kto import KtoLoss, kto_loss
 from gradbus_kernels.operators.preference_loss.ranking import RankingLoss, ranking_loss
 from gradbus_kernels.operators.prefix_shared_attention.api import (
     prefix_shared_attention,
@@ -34,6 +35,8 @@ from gradbus_kernels.operators.sample.reference import Sampled, SamplingParams
 from gradbus_kernels.operators.selected_logprob.api import SelectedLogprob, selected_logprob, selected_logprob_reference
 
 __all__ = [
+    "KtoLoss",
+    "KtoSettings",
     "LinearLogprob",
     "PackedGroups",
     "PairTokens",
@@ -62,6 +65,7 @@ __all__ = [
     "invariant_rms_norm",
     "invariant_rotation",
     "invariant_swiglu",
+    "kto_loss",
     "linear_grpo_loss",
     "linear_grpo_loss_reference",
     "linear_logprob",

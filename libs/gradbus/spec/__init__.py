@@ -2,7 +2,7 @@
 
 from gradbus.spec.algorithm import AlgorithmSpec, Whiten
 from gradbus.spec.faults import MAX_FAULTS, parse_spec, refuse_unstorable
-from gradbus.spec.kinds import PAIR_KINDS, Kind, PreferenceSpec, RowColumns
+from gradbus.spec.kinds import PAIR_KINDS, PREFERENCE_KINDS, Kind, PreferenceSpec, RowColumns
 from gradbus.spec.presets import PRESETS
 from gradbus.spec.run import RunSpec
 from gradbus.spec.sections import (
@@ -34,6 +34,7 @@ from gradbus.spec.sections import (
 __all__ = [
     "MAX_FAULTS",
     "PAIR_KINDS",
+    "PREFERENCE_KINDS",
     "PRESETS",
     "AlgorithmSpec",
     "AncestorSpec",

@@ -36,7 +36,7 @@ class RunOptions(BaseModel):
     kind: Kind = Field(
         "rl",
         description="`rl` samples responses and trains on their rewards; the others train on the responses of the dataset: `sft` on "
-        "completions, the rest on pairs of a chosen and a rejected one.",
+        "completions, `kto` on completions with a label, the rest on pairs of a chosen and a rejected one.",
     )
     seed: Integer = Field(0, ge=0, lt=2**63)
     deterministic: Flag | None = Field(None, description="Default: true with the torch engine and `fixed_lag`.")
@@ -52,7 +52,7 @@ class RunSpec(RunOptions):
     data: DataSpec
     rollout: RolloutSpec = RolloutSpec()
     reward: RewardSpec = RewardSpec()
-    preference: PreferenceSpec | None = Field(None, description="Of a run on pairs; the defaults are those of its kind.")
+    preference: PreferenceSpec | None = Field(None, description="Of a run on pairs or labels; the defaults are those of its kind.")
     algorithm: AlgorithmSpec = AlgorithmSpec()
     schedule: ScheduleSpec
     trainer: TrainerSpec = TrainerSpec()

@@ -46,6 +46,7 @@ class DatasetWorker:
 
     def __init__(self, record: RunRecord, parts: DatasetWorkerParts) -> None:
         self._run_id = record.run_id
+        self._mismatches = record.spec.kind == "kto"
         self._parts = parts
         self._presence = parts.heartbeat.presence
         self._presence.engine = ENGINE
@@ -67,12 +68,25 @@ class DatasetWorker:
 
     async def _groups(self, task: Task) -> list[Group]:
         table, rows = self._parts.table, [group.row for group in task.groups]
-        prompts, texts, responses = await table.ids(rows), await table.texts(rows), await table.responses(rows)
+        prompts, texts, labels = await table.ids(rows), await table.texts(rows), await table.labels(rows)
+        responses = await self._responses(rows, [len(ids) for ids in prompts])
         decoded = iter(await table.decode([response.ids for given in responses for response in given]))
-        columns = zip(task.groups, prompts, texts, responses, strict=True)
-        return [
-            self._group(task, group, (ids, text), [(response, next(decoded)) for response in given]) for group, ids, text, given in columns
-        ]
+        groups: list[Group] = []
+        for of, ids, text, given, label in zip(task.groups, prompts, texts, responses, labels, strict=True):
+            group = self._group(task, of, (ids, text), [(response, next(decoded)) for response in given])
+            group.samples[0].undesirable = label is False
+            groups.append(group)
+        return groups
+
+    async def _responses(self, rows: Sequence[int], prompt_tokens: Sequence[int]) -> list[Sequence[GivenResponse]]:
+        """The responses of each row. Of a row with a label the second is that of the next row, as far as it fits the context."""
+        table = self._parts.table
+        responses = await table.responses(rows)
+        if not self._mismatches:
+            return responses
+        others = await table.responses([(row + 1) % len(table) for row in rows])
+        rooms = [table.context_length - tokens for tokens in prompt_tokens]
+        return [[*own, other.cut(room)] for own, (other,), room in zip(responses, others, rooms, strict=True)]
 
     def _group(self, task: Task, of: GroupTask, prompt: tuple[Sequence[int], str], responses: Sequence[tuple[GivenResponse, str]]) -> Group:
         """The group of a row; `prompt` is token ids and text, and each response has its text."""

@@ -13,6 +13,7 @@ from gradbus.v1.group_pb2 import VERDICT_TRAIN, Group
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 
 ROWS, GROUPS, STEPS = 20, 8, 10
+REFERRING = ("dpo", "kto")
 POINTS = {
     "trainer-0": "mid-publish:2",
     "rollout-0": "mid-encode:2",
@@ -38,10 +39,11 @@ def given_spec(example, tmp_path_factory):
     """Makes a short run of a kind: four epochs of the first numbers of the copying example, backwards in the rejected responses."""
     rows = [json.loads(line) for line in (example / "train.jsonl").read_text().splitlines()[:ROWS]]
     data = tmp_path_factory.mktemp("data") / "given.jsonl"
-    data.write_text("".join(json.dumps(row | {"rejected": row["answer"][::-1] + "0"}) + "\n" for row in rows))
+    added = [{"rejected": row["answer"][::-1] + "0", "label": at % 3 > 0} for at, row in enumerate(rows)]
+    data.write_text("".join(json.dumps(row | more) + "\n" for row, more in zip(rows, added, strict=True)))
 
     def make(kind, **changes):
-        columns = {"completion": "answer"} if kind == "sft" else {"chosen": "answer"}
+        columns = {"completion": "answer"} if kind in {"sft", "kto"} else {"chosen": "answer"}
         spec = {name: value for name, value in load_spec(EXAMPLE / "copy.toml").items() if name in {"name", "seed"}}
         return spec | {
             "kind": kind,
@@ -92,7 +94,7 @@ def deadly(points, folder):
 
 
 def points_of(kind):
-    return {name: point for name, point in POINTS.items() if kind == "dpo" or name != "reference"}
+    return {name: point for name, point in POINTS.items() if kind in REFERRING or name != "reference"}
 
 
 async def assert_undisturbed(stack, outcome, spec):
@@ -104,7 +106,7 @@ async def assert_undisturbed(stack, outcome, spec):
     assert content(ledgers[0]) == content(ledgers[1])
 
 
-@pytest.mark.parametrize("kind", ["dpo", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("sft", "reward_model"))])
+@pytest.mark.parametrize("kind", ["dpo", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("sft", "kto", "reward_model"))])
 async def test_a_death_of_every_service_changes_neither_weights_nor_log(stack_of, given_spec, tmp_path, kind):
     points, spec = points_of(kind), given_spec(kind)
     async with stack_of(1, environment_overrides=deadly(points, tmp_path)) as stack:
@@ -115,11 +117,11 @@ async def test_a_death_of_every_service_changes_neither_weights_nor_log(stack_of
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "trainer"), [("sft", {}), ("dpo", {}), ("reward_model", {}), ("dpo", {"lora": {"rank": 4}})])
+@pytest.mark.parametrize(("kind", "trainer"), [("sft", {}), ("dpo", {}), ("kto", {}), ("reward_model", {}), ("dpo", {"lora": {"rank": 4}})])
 async def test_kills_at_random_change_neither_weights_nor_log(stack_of, given_spec, kind, trainer):
     trainer = {"learning_rate": 3e-4, **trainer}
     spec = given_spec(kind, schedule={"groups_per_step": GROUPS, "steps": 400}, checkpoint={"every": 20, "keep": 100}, trainer=trainer)
-    kills = (*KILLS, "reference") if kind == "dpo" and "lora" not in trainer else KILLS
+    kills = (*KILLS, "reference") if kind in REFERRING and "lora" not in trainer else KILLS
     async with stack_of(2) as stack:
         outcome = await train(stack, spec, kills, seed=len(kind), after_step=5)
         assert tuple(outcome.killed) == kills

@@ -40,7 +40,9 @@ def task(*groups):
 
 
 def content(rows):
-    return b"".join(json.dumps({"prompt": prompt, "responses": responses}).encode() + b"\n" for prompt, responses in rows)
+    """Rows of prompt, responses and, if they have one, a label."""
+    names = ("prompt", "responses", "label")
+    return b"".join(json.dumps(dict(zip(names, row, strict=False))).encode() + b"\n" for row in rows)
 
 
 @pytest.fixture
@@ -77,10 +79,16 @@ async def hints(bus, run_id):
 
 @pytest.fixture
 def worker_of(bus, store, tokenizer, run_id):
-    """A worker of these rows."""
+    """A worker of these rows; those with a label are of a run of kind `kto`."""
 
     async def make(rows, name="worker-a"):
-        body = {"name": "given", "kind": "dpo", "model": {"path": "m"}, "data": {"train": "t"}, "schedule": {"steps": 10}}
+        body = {
+            "name": "given",
+            "kind": "dpo" if len(rows[0]) == 2 else "kto",
+            "model": {"path": "m"},
+            "data": {"train": "t"},
+            "schedule": {"steps": 10},
+        }
         record = RunRecord(run_id=run_id, spec=parse_spec(body), created_unix_ns=1)
         heartbeat = WorkerHeartbeat(bus, WorkerPresence(worker=name, role="rollout", incarnation="1"))
         table = await PromptTable.open(tokenizer, content(rows))
@@ -128,6 +136,37 @@ async def test_a_completion_is_a_group_of_one(working, queue, store, hints):
         await until(lambda: hints)
         [group] = (await store.get([0])).values()
     assert [(sample.n, sample.text) for sample in group.samples] == [(0, "de")]
+
+
+async def test_a_labelled_response_has_that_of_the_next_row_beside_it_as_far_as_it_fits(working, queue, store, hints):
+    rows = [("abc", ["de"], True), ("j" * 61, ["f"], False), ("a", ["bcdefg"], True)]
+    async with working(rows):
+        await queue.publish([task((0, 0), (1, 1), (2, 2))])
+        await until(lambda: hints)
+        groups = await store.get([0, 1, 2])
+    for index, (text, undesirable, other) in enumerate([("de", False, "f"), ("f", True, "bcd"), ("bcdefg", False, "de")]):
+        own, mismatched = groups[index].samples
+        assert (own.n, own.text, own.undesirable) == (0, text, undesirable)
+        assert (mismatched.n, mismatched.sample_id, mismatched.undesirable) == (1, f"{index}.1", False)
+        stop = [] if index == 1 else [EOS]
+        assert np.frombuffer(mismatched.token_ids, "<i4").tolist() == [*ids(other), *stop]
+        assert [(span.start, span.end) for span in mismatched.spans] == [(0, len(other) + len(stop))]
+
+
+async def test_the_only_row_is_its_own_neighbour(working, queue, store, hints):
+    async with working([("abc", ["de"], True)]):
+        await queue.publish([task((0, 0))])
+        await until(lambda: hints)
+        [group] = (await store.get([0])).values()
+    assert [sample.text for sample in group.samples] == ["de", "de"]
+
+
+async def test_a_fault_of_the_next_row_has_its_line(worker_of, queue, monkeypatch):
+    monkeypatch.setattr(prompts_module, "_CHECKED_ROWS", 1)
+    worker = await worker_of([("abc", ["de"], True), ("abc", [LONG], True)])
+    await queue.publish([task((1, 0))])
+    with pytest.raises(DatasetError, match="line 2 has 3 tokens of prompt"):
+        await asyncio.wait_for(worker.serve(), 60)
 
 
 async def test_a_task_sent_twice_leaves_the_first_answer(working, queue, store, hints):

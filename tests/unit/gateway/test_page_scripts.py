@@ -39,6 +39,7 @@ SAMPLE = {
     "versions": [{"start": 0, "end": 2, "version": 0, "trainable": True}],
 }
 SHARED = ["Gradient norm", "Learning rate", "Response length", "Speed"]
+LABELS = ["Loss", "Margin", "Desirable / undesirable", "KL", *SHARED]
 PAIRS = ["Loss", "Accuracy", "Margin", "Chosen / rejected", *SHARED]
 
 
@@ -87,7 +88,7 @@ def run_of(kind, lora=None, model=None, **progress):
 
 @pytest.mark.parametrize(
     ("kind", "titles"),
-    [("sft", ["Loss", "Entropy", *SHARED]), *((kind, PAIRS) for kind in ("dpo", "ipo", "simpo", "orpo", "reward_model"))],
+    [("sft", ["Loss", "Entropy", *SHARED]), ("kto", LABELS), *((kind, PAIRS) for kind in ("dpo", "ipo", "simpo", "orpo", "reward_model"))],
 )
 def test_the_charts_of_given_responses_are_those_of_their_metrics(script, kind, titles):
     body = "return page.chartsOf(given[0]).map(({ options }) => options.title);"
@@ -142,7 +143,8 @@ DIAGRAM = """
 
 
 @pytest.mark.parametrize(
-    ("kind", "lora", "reference"), [("sft", None, False), ("dpo", None, True), ("ipo", {}, False), ("orpo", None, False)]
+    ("kind", "lora", "reference"),
+    [("sft", None, False), ("dpo", None, True), ("ipo", {}, False), ("orpo", None, False), ("kto", None, True)],
 )
 def test_the_diagram_of_given_responses_has_no_scorer_and_a_reference_only_if_the_loss_compares(script, kind, lora, reference):
     state = script("run/diagram_state.js", DIAGRAM, run_of(kind, lora))
@@ -188,9 +190,11 @@ def test_the_header_shows_the_kind_and_its_figures(script, kind, progress, figur
 CARD = "return page.sampleCard(given[0], given[1], { colour: '', texts: null, range: [0, 1] }).textContent;"
 
 
-@pytest.mark.parametrize(("kind", "number", "shown"), [("dpo", 0, "moon chosen"), ("dpo", 1, "moon rejected"), ("sft", 0, "moon")])
-def test_a_given_response_shows_its_label_in_place_of_a_reward(script, kind, number, shown):
-    assert script("samples/sample_card.js", CARD, run_of(kind), SAMPLE | {"id": f"5.{number}"}) == shown
+@pytest.mark.parametrize(
+    ("kind", "label", "shown"), [("dpo", "chosen", "moon chosen"), ("kto", "mismatched", "moon mismatched"), ("sft", "", "moon")]
+)
+def test_a_given_response_shows_its_label_in_place_of_a_reward(script, kind, label, shown):
+    assert script("samples/sample_card.js", CARD, run_of(kind), SAMPLE | {"label": label}) == shown
 
 
 def test_a_sampled_response_shows_its_reward_and_its_advantage(script):

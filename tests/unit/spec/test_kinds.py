@@ -6,7 +6,7 @@ from gradbus.errors import SpecError
 from gradbus.spec import AlgorithmSpec, RunSpec, parse_spec
 
 PAIRS = ("dpo", "ipo", "simpo", "orpo")
-GIVEN = ("sft", *PAIRS)
+GIVEN = ("sft", "kto", *PAIRS)
 
 
 def body(kind, **changes):
@@ -38,6 +38,9 @@ def test_the_columns_of_responses_are_those_of_the_kind():
     data = {"train": "t.jsonl", "chosen": "better"}
     assert parse_spec(body("sft")).columns.responses == ("completion",)
     assert parse_spec(body("dpo", data=data)).columns.responses == ("better", "rejected")
+    kto = parse_spec(body("kto", data={"train": "t.jsonl", "messages": "turns", "label": "good"})).columns
+    assert (kto.responses, kto.conversation, kto.label) == (("completion",), "turns", "good")
+    assert (parse_spec(body("sft")).columns.label, parse_spec(body("dpo")).columns.conversation) == (None, None)
     assert parse_spec(body("rl", reward={"service": "grpc://scorer:1"})).columns.responses == ()
 
 
@@ -47,6 +50,8 @@ def test_pairs_have_the_numbers_of_their_paper_unless_they_are_given():
     given = parse_spec(body("simpo", preference={"margin": 0.3})).preference
     assert (given.beta, given.margin) == (2.0, 0.3)
     assert parse_spec(body("sft")).preference is None
+    kto = parse_spec(body("kto", preference={"undesirable_weight": 0.0})).preference
+    assert (kto.beta, kto.desirable_weight, kto.undesirable_weight) == (0.1, 1.0, 0.0)
 
 
 @pytest.mark.parametrize(("every", "groups", "expected"), [(50, 32, 50), (1000, 32, 128), (3, 4, 3), (10, 8192, 1)])
@@ -97,6 +102,13 @@ def test_what_a_run_on_given_responses_does_not_read_is_refused(kind, changes, p
         ("dpo", {"trainer": {"backend": "deepspeed"}}, "trainer.backend"),
         ("sft", {"data": {"train": "t", "messages": "m", "completion": "c"}}, "data.completion"),
         ("dpo", {"data": {"train": "t", "messages": "m"}}, "data.messages"),
+        ("sft", {"data": {"train": "t", "label": "good"}}, "data.label"),
+        ("kto", {"data": {"train": "t", "chosen": "c"}}, "data.chosen"),
+        ("kto", {"data": {"train": "t", "messages": "m", "prompt": "p"}}, "data.prompt"),
+        ("kto", {"preference": {"center": 1.0}}, "preference.center"),
+        ("kto", {"preference": {"desirable_weight": -1.0}}, "preference.desirable_weight"),
+        ("dpo", {"preference": {"undesirable_weight": 2.0}}, "preference.undesirable_weight"),
+        ("kto", {"trainer": {"backend": "deepspeed"}}, "trainer.backend"),
         ("distil", {}, "kind"),
         (["sft"], {}, "kind"),
         ("dpo", {"preference": 3}, "preference"),
@@ -127,7 +139,14 @@ def test_a_stored_spec_of_another_kind_gets_the_preference_of_its_new_kind():
 
 
 @pytest.mark.parametrize(
-    ("kind", "data"), [("sft", {"completion": "prompt"}), ("dpo", {"chosen": "same", "rejected": "same"}), ("dpo", {"prompt": "rejected"})]
+    ("kind", "data"),
+    [
+        ("sft", {"completion": "prompt"}),
+        ("dpo", {"chosen": "same", "rejected": "same"}),
+        ("dpo", {"prompt": "rejected"}),
+        ("kto", {"label": "completion"}),
+        ("kto", {"messages": "label"}),
+    ],
 )
 def test_two_fields_of_one_column_are_refused(kind, data):
     assert [path.split(".")[0] for path in faults(kind, data={"train": "t"} | data)] == ["data"]

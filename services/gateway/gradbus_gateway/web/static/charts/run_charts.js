@@ -1,7 +1,7 @@
 // The charts of a run, each with one line of explanation.
 import { Chart } from "./chart.js";
 import { fixed, number, percent } from "../lib/format.js";
-import { trainsGiven, trainsPairs } from "../lib/run_kind.js";
+import { trainsGiven } from "../lib/run_kind.js";
 
 const exactPercent = (value) => (Number.isFinite(value) ? `${(value * 100).toFixed(1)} %` : "–");
 
@@ -57,7 +57,15 @@ const PAIRS = [
 const LOGPROBS = of("Chosen / rejected", "log-probability of the response in nats", { chosen_logprob: "chosen", rejected_logprob: "rejected" });
 const SCORES = of("Chosen / rejected", "score of the response", { chosen_score: "chosen", rejected_score: "rejected" });
 
-const given = (spec) => [LOSS, ...(trainsPairs(spec) ? [...PAIRS, spec.kind === "reward_model" ? SCORES : LOGPROBS] : [ENTROPY]), NORM, RATE, LENGTH, SPEED];
+const LABELS = [
+  of("Margin", "mean reward of desirable responses minus that of undesirable ones", { margin: "margin" }),
+  of("Desirable / undesirable", "log-ratio of the response to the base model in nats", { desirable_logratio: "desirable", undesirable_logratio: "undesirable" }),
+  of("KL", "the loss's reference point: log-ratio of mismatched responses in nats, at least 0", { kl: "kl" }),
+];
+
+const PREFERENCES = { kto: LABELS, reward_model: [...PAIRS, SCORES] };
+const preferences = (spec) => (spec.kind === "sft" ? [ENTROPY] : PREFERENCES[spec.kind] ?? [...PAIRS, LOGPROBS]);
+const given = (spec) => [LOSS, ...preferences(spec), NORM, RATE, LENGTH, SPEED];
 
 /** The charts that fit a run: [{options, data}], `data` gives a chart's columns of a history. */
 export const chartsOf = (spec) => (trainsGiven(spec) ? given(spec) : [...sampled(spec), ...(spec.trainer.critic ? CRITIC : [])]);
