@@ -213,8 +213,9 @@ RUN = Board(
                 ),
                 Panel(
                     "Loss",
-                    "The loss says little about progress in GRPO; watch the reward. In a run on given responses it should fall.",
-                    [_one("gradbus_policy_loss", "loss")],
+                    "The loss says little about progress in GRPO; watch the reward. In a run on given responses it should fall, and that"
+                    " of held-out rows with it: if that one rises, the run learns its rows by heart.",
+                    [_one("gradbus_policy_loss", "loss"), _one("gradbus_evaluation_loss", "held-out")],
                     unit="none",
                     width=12,
                     height=6,

@@ -3,6 +3,7 @@
 from gradbus.algorithms.algorithm import Algorithm
 from gradbus.algorithms.base import MAX_REWARD, GroupAdvantages, ScoredSample
 from gradbus.algorithms.estimators import ESTIMATORS
+from gradbus.algorithms.held_out import held_out_loss
 from gradbus.algorithms.needs import learner_computes_reference, need_faults, needs_reference_logprobs, needs_reference_service
 from gradbus.algorithms.of_run import algorithm_of
 
@@ -13,6 +14,7 @@ __all__ = [
     "GroupAdvantages",
     "ScoredSample",
     "algorithm_of",
+    "held_out_loss",
     "learner_computes_reference",
     "need_faults",
     "needs_reference_logprobs",

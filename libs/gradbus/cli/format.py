@@ -56,9 +56,9 @@ def _trains_given(run: dict[str, Any]) -> bool:
 
 
 def _scores(run: dict[str, Any]) -> list[str]:
-    """Reward and held-out accuracy; of a run on given responses the loss and, if they are pairs, the accuracy."""
+    """Reward and held-out accuracy; of a run on given responses the loss, of pairs the accuracy, and the held-out loss if there is one."""
     progress = run["progress"]
     if not _trains_given(run):
         return [f"reward {number(progress['reward'])}", f"held-out {number(progress['accuracy'])}"]
-    pairs = progress["pair_accuracy"]
-    return [f"loss {number(progress['loss'])}", *([] if pairs is None else [f"accuracy {number(pairs)}"])]
+    others = {"accuracy": progress["pair_accuracy"], "held-out loss": progress["held_out_loss"]}
+    return [f"loss {number(progress['loss'])}", *(f"{name} {number(value)}" for name, value in others.items() if value is not None)]

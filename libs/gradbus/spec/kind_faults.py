@@ -15,7 +15,6 @@ _NOT_READ: Final[Mapping[str, tuple[Section, str]]] = {
     "rollout": (RolloutSpec(), "samples nothing: the responses are in the dataset"),
     "reward": (RewardSpec(), "judges nothing: the dataset says which responses are good"),
     "algorithm": (AlgorithmSpec(**GIVEN_RESPONSES), "has no advantages and no ratios"),
-    "evaluation": (EvaluationSpec(), "samples nothing, so it evaluates no held-out rows"),
     "weights": (WeightsSpec(), "sends its weights to nobody"),
 }
 """Sections that a run on given responses does not read, and why."""
@@ -46,9 +45,8 @@ def kind_faults(kind: str, sections: Mapping[str, Any], numerics: object) -> Ite
     if schedule and (schedule.mode, schedule.max_staleness) != (default.mode, default.max_staleness):
         message = f"a run of kind {kind} samples nothing that could be stale"
         yield Fault("schedule", message, f"{schedule.mode}, {schedule.max_staleness}", "neither `mode` nor `max_staleness`")
-    if (data := sections.get("data")) and data.eval is not None:
-        message = f"a run of kind {kind} samples nothing, so it evaluates no held-out rows"
-        yield Fault("data.eval", message, json.dumps(data.eval), 'none; evaluate by a run of kind "rl" that starts from this one\'s export')
+    if (evaluation := sections.get("evaluation")) and evaluation.metric != EvaluationSpec().metric:
+        yield Fault("evaluation.metric", f"a run of kind {kind} is evaluated by its loss", json.dumps(evaluation.metric), "no `metric`")
     if trainer := sections.get("trainer"):
         yield from _trainer_faults(kind, trainer)
 

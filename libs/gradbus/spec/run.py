@@ -23,6 +23,8 @@ from gradbus.spec.sections import (
     WeightsSpec,
 )
 
+EVALUATED_VERSIONS: Final = 2
+"""How many of the versions that are to be evaluated are kept, up to the newest checkpoint."""
 _GROUPS_AHEAD: Final = 4096
 """Groups of given responses between two published versions."""
 
@@ -84,6 +86,10 @@ class RunSpec(RunOptions):
     def publish_every(self) -> int:
         """Steps between two published versions: nobody samples with those of a run on given responses."""
         return max(1, min(self.checkpoint.every, _GROUPS_AHEAD // self.schedule.groups_per_step)) if self.trains_given else 1
+
+    def evaluates(self, step: int) -> bool:
+        """Whether the version after `step` steps is evaluated on held-out rows: before the first step, every N steps, and the final one."""
+        return self.data.eval is not None and (step % self.evaluation.every == 0 or step == self.schedule.steps)
 
     @property
     def steps_ahead(self) -> int:

@@ -341,7 +341,7 @@ class CheckpointSpec(Section):
 
 
 class EvaluationSpec(Section):
-    """Greedy decoding of held-out rows, before the first step, every N and at the end."""
+    """Held-out rows, before the first step, every N and at the end: greedy decoding, or the loss of a run on given responses."""
 
     every: Integer = Field(50, ge=1, le=10_000_000)
     samples: Integer = Field(256, ge=1, le=100_000, description="Number of rows, from the start of the file.")

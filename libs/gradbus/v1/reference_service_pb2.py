@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"gradbus/v1/reference_service.proto\x12\ngradbus.v1\"M\n\x11ReferenceSequence\x12\x11\n\tsample_id\x18\x01 \x01(\t\x12\x12\n\nprompt_ids\x18\x02 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\"h\n\x0fLogProbsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\x12\x30\n\tsequences\x18\x03 \x03(\x0b\x32\x1d.gradbus.v1.ReferenceSequence\"7\n\x10SequenceLogProbs\x12\x11\n\tsample_id\x18\x01 \x01(\t\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\"A\n\x10LogProbsResponse\x12-\n\x07results\x18\x01 \x03(\x0b\x32\x1c.gradbus.v1.SequenceLogProbs2Y\n\x10ReferenceService\x12\x45\n\x08LogProbs\x12\x1b.gradbus.v1.LogProbsRequest\x1a\x1c.gradbus.v1.LogProbsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"gradbus/v1/reference_service.proto\x12\ngradbus.v1\"M\n\x11ReferenceSequence\x12\x11\n\tsample_id\x18\x01 \x01(\t\x12\x12\n\nprompt_ids\x18\x02 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\"\x7f\n\x0fLogProbsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\x12\x30\n\tsequences\x18\x03 \x03(\x0b\x32\x1d.gradbus.v1.ReferenceSequence\x12\x15\n\rversion_files\x18\x04 \x03(\t\"7\n\x10SequenceLogProbs\x12\x11\n\tsample_id\x18\x01 \x01(\t\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\"A\n\x10LogProbsResponse\x12-\n\x07results\x18\x01 \x03(\x0b\x32\x1c.gradbus.v1.SequenceLogProbs2Y\n\x10ReferenceService\x12\x45\n\x08LogProbs\x12\x1b.gradbus.v1.LogProbsRequest\x1a\x1c.gradbus.v1.LogProbsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,11 +34,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REFERENCESEQUENCE']._serialized_start=50
   _globals['_REFERENCESEQUENCE']._serialized_end=127
   _globals['_LOGPROBSREQUEST']._serialized_start=129
-  _globals['_LOGPROBSREQUEST']._serialized_end=233
-  _globals['_SEQUENCELOGPROBS']._serialized_start=235
-  _globals['_SEQUENCELOGPROBS']._serialized_end=290
-  _globals['_LOGPROBSRESPONSE']._serialized_start=292
-  _globals['_LOGPROBSRESPONSE']._serialized_end=357
-  _globals['_REFERENCESERVICE']._serialized_start=359
-  _globals['_REFERENCESERVICE']._serialized_end=448
+  _globals['_LOGPROBSREQUEST']._serialized_end=256
+  _globals['_SEQUENCELOGPROBS']._serialized_start=258
+  _globals['_SEQUENCELOGPROBS']._serialized_end=313
+  _globals['_LOGPROBSRESPONSE']._serialized_start=315
+  _globals['_LOGPROBSRESPONSE']._serialized_end=380
+  _globals['_REFERENCESERVICE']._serialized_start=382
+  _globals['_REFERENCESERVICE']._serialized_end=471
 # @@protoc_insertion_point(module_scope)

@@ -17,14 +17,16 @@ class ReferenceSequence(_message.Message):
     def __init__(self, sample_id: _Optional[str] = ..., prompt_ids: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
 
 class LogProbsRequest(_message.Message):
-    __slots__ = ("run_id", "temperature", "sequences")
+    __slots__ = ("run_id", "temperature", "sequences", "version_files")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FILES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     temperature: float
     sequences: _containers.RepeatedCompositeFieldContainer[ReferenceSequence]
-    def __init__(self, run_id: _Optional[str] = ..., temperature: _Optional[float] = ..., sequences: _Optional[_Iterable[_Union[ReferenceSequence, _Mapping]]] = ...) -> None: ...
+    version_files: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run_id: _Optional[str] = ..., temperature: _Optional[float] = ..., sequences: _Optional[_Iterable[_Union[ReferenceSequence, _Mapping]]] = ..., version_files: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SequenceLogProbs(_message.Message):
     __slots__ = ("sample_id", "logprobs")

@@ -1,4 +1,4 @@
-"""What a call asks of a model of its run, and its answer: log-probabilities of the base model, or scores of the reward model."""
+"""What a call asks of a model of its run, and its answer: log-probabilities, or scores of a reward model."""
 
 from __future__ import annotations
 
@@ -60,10 +60,11 @@ class Question(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LogProbsQuestion:
-    """Log-probabilities under the run's base model."""
+    """Log-probabilities under the run's base model, or under a version of it."""
 
     run_id: str
     temperature: float
+    version_files: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises ModelError for a temperature that cannot divide logits."""
@@ -72,19 +73,20 @@ class LogProbsQuestion:
 
     async def prepared(self, models: ModelCache) -> Computation:
         """See `Question`."""
-        found = await models.base_of(self.run_id)
+        found = await models.policy_of(self.run_id, self.version_files)
         return Computation(partial(found.model.logprobs, temperature=self.temperature), found.model.vocabulary, found.group_by_group)
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreQuestion:
-    """Scores of the run's reward model."""
+    """Scores of the run's reward model, or of a version of a run that trains one."""
 
     run_id: str
+    version_files: tuple[str, ...] = ()
 
     async def prepared(self, models: ModelCache) -> Computation:
         """See `Question`."""
-        found = await models.reward_of(self.run_id)
+        found = await models.reward_of(self.run_id, self.version_files)
         return Computation(found.model.scores, found.model.vocabulary, found.group_by_group)
 
 

@@ -81,7 +81,7 @@ async def hints(bus, run_id):
 def worker_of(bus, store, tokenizer, run_id):
     """A worker of these rows; those with a label are of a run of kind `kto`."""
 
-    async def make(rows, name="worker-a"):
+    async def make(rows, name="worker-a", held_out=()):
         body = {
             "name": "given",
             "kind": "dpo" if len(rows[0]) == 2 else "kto",
@@ -92,7 +92,8 @@ def worker_of(bus, store, tokenizer, run_id):
         record = RunRecord(run_id=run_id, spec=parse_spec(body), created_unix_ns=1)
         heartbeat = WorkerHeartbeat(bus, WorkerPresence(worker=name, role="rollout", incarnation="1"))
         table = await PromptTable.open(tokenizer, content(rows))
-        worker = DatasetWorker(record, DatasetWorkerParts(bus, store, table, heartbeat))
+        evaluation = await PromptTable.open(tokenizer, content(held_out)) if held_out else None
+        worker = DatasetWorker(record, DatasetWorkerParts(bus, store, table, evaluation, heartbeat))
         worker.presence = heartbeat.presence
         return worker
 
@@ -102,8 +103,8 @@ def worker_of(bus, store, tokenizer, run_id):
 @pytest.fixture
 def working(worker_of):
     @asynccontextmanager
-    async def work(rows=PAIRS, name="worker-a"):
-        worker = await worker_of(rows, name)
+    async def work(rows=PAIRS, name="worker-a", held_out=()):
+        worker = await worker_of(rows, name, held_out)
         async with background(worker.serve(), name):
             yield worker
 
@@ -151,6 +152,30 @@ async def test_a_labelled_response_has_that_of_the_next_row_beside_it_as_far_as_
         stop = [] if index == 1 else [EOS]
         assert np.frombuffer(mismatched.token_ids, "<i4").tolist() == [*ids(other), *stop]
         assert [(span.start, span.end) for span in mismatched.spans] == [(0, len(other) + len(stop))]
+
+
+async def test_held_out_rows_are_read_as_training_rows_are_and_stored_under_their_version(working, queue, store, hints, monkeypatch):
+    free, put = asyncio.Event(), GroupStore.put_evaluation
+
+    async def late(self, version, groups):
+        await free.wait()
+        await put(self, version, groups)
+
+    monkeypatch.setattr(GroupStore, "put_evaluation", late)
+    held_out = [("a", ["bcdefg"], True), ("abc", ["de"], False)]
+    async with working([("j", ["a"], True)], held_out=held_out) as worker:
+        given = [GroupTask(index=row, row=row) for row in range(2)]
+        await queue.publish([Task(task_id="e", kind=TaskKind.TASK_KIND_EVALUATION, version=3, groups=given), task((7, 0))])
+        await until(lambda: worker.presence.claims == [7])
+        assert worker.presence.evaluation_claims == [(3, 0), (3, 1)]
+        free.set()
+        await until(lambda: len(hints) == 2 and worker.presence.evaluation_claims == [])
+        groups = await store.get_evaluation(3, [0, 1])
+        assert list(await store.get([0, 1, 7])) == [7]
+    assert [(hint.kind, hint.version) for hint in hints] == [(TaskKind.TASK_KIND_EVALUATION, 3), (TaskKind.TASK_KIND_TRAIN, 0)]
+    assert [[sample.text for sample in groups[row].samples] for row in (0, 1)] == [["bcdefg", "de"], ["de", "bcdefg"]]
+    assert [groups[row].samples[0].undesirable for row in (0, 1)] == [False, True]
+    assert {span.version for group in groups.values() for sample in group.samples for span in sample.spans} == {3}
 
 
 async def test_the_only_row_is_its_own_neighbour(working, queue, store, hints):

@@ -61,6 +61,13 @@ def test_a_version_follows_each_checkpoint_and_a_bounded_number_of_groups(every,
     assert spec.steps_ahead == expected + 1
 
 
+def test_a_version_is_evaluated_every_so_often_and_at_the_end():
+    given = {"data": {"train": "t.jsonl", "eval": "e.jsonl"}, "evaluation": {"every": 3}, "schedule": {"steps": 7}}
+    spec = parse_spec(body("dpo", **given))
+    assert [step for step in range(8) if spec.evaluates(step)] == [0, 3, 6, 7]
+    assert not parse_spec(body("dpo")).evaluates(0)
+
+
 def test_given_responses_are_under_version_0_at_every_step():
     spec = parse_spec(body("sft"))
     assert [spec.oldest_allowed_version(step) for step in (0, 1, 100)] == [0, 0, 0]
@@ -73,11 +80,10 @@ def test_given_responses_are_under_version_0_at_every_step():
         ({"rollout": {"slots": 8}}, "rollout"),
         ({"reward": {"service": "grpc://scorer:1"}}, "reward"),
         ({"algorithm": {"name": "dapo"}}, "algorithm"),
-        ({"evaluation": {"every": 3}}, "evaluation"),
+        ({"data": {"train": "t.jsonl", "eval": "e.jsonl"}, "evaluation": {"metric": "exact"}}, "evaluation.metric"),
         ({"weights": {"transport": "delta"}}, "weights"),
         ({"schedule": {"steps": 3, "mode": "free"}}, "schedule"),
         ({"schedule": {"steps": 3, "max_staleness": 0}}, "schedule"),
-        ({"data": {"train": "t.jsonl", "eval": "e.jsonl"}}, "data.eval"),
         ({"trainer": {"critic": {}}}, "trainer.critic"),
         ({"trainer": {"inner": {"epochs": 2}}}, "trainer.inner"),
     ],

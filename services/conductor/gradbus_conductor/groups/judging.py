@@ -1,4 +1,4 @@
-"""From sampled groups to log entries: rewards of the scorer, the verdict, log-probabilities of the reference model.
+"""From sampled groups to log entries: rewards of the scorer, the verdict, log-probabilities of the reference service.
 
 A failed call never becomes a reward of 0: the unanswered samples stay in the group, which `scoring` submits again.
 """
@@ -70,17 +70,27 @@ class ScoringState:
 
 
 class GroupJudge:
-    """Judges batches of groups with one call to each service; a batch that is too large for one takes several."""
+    """Judges batches of groups with one call to each service; a batch that is too large for one takes several.
 
-    def __init__(self, clients: Clients, run_id: str, spec: RunSpec, traces: GroupTraces, state: ScoringState) -> None:
+    With `version_files` the groups are held-out rows with given responses: the version of these files says what their loss is made of,
+    log-probabilities or, if it is a reward model, scores.
+    """
+
+    def __init__(
+        self, clients: Clients, run_id: str, spec: RunSpec, traces: GroupTraces, state: ScoringState, version_files: Sequence[str] = ()
+    ) -> None:
         self._clients = clients
         self._run_id = run_id
         self._spec = spec
         self._algorithm = algorithm_of(spec)
-        self._needs_reference = needs_reference_logprobs(spec)
+        self._needs_reference = self._algorithm.needs_reference if version_files else needs_reference_logprobs(spec)
+        self._version_files = version_files
+        scores_text = spec.kind == "reward_model"
+        self._needs_scores = scores_text if version_files else not spec.trains_given
+        self._needs_logprobs = bool(version_files) and not scores_text
         self._traces = traces
         self._state = state
-        self._scorer = RunScorer.of(clients, run_id, spec)
+        self._scorer = RunScorer.of(clients, run_id, spec, version_files)
 
     async def judge(self, batch: Sequence[PendingGroup]) -> dict[int, LogEntry]:
         """The complete entries, by index. The failures of the other groups are noted in the state.
@@ -88,11 +98,13 @@ class GroupJudge:
         A group may be in several calls. The call that brings its last answer makes its entry and asks the reference.
         """
         scored = [pending for pending in batch if pending.entry is not None]
-        scores = not self._spec.trains_given
-        if scores:
-            await self._score([pending for pending in batch if pending.entry is None])
-        for pending in batch:
-            if pending.entry is None and (pending.is_answered or not scores):
+        new = [pending for pending in batch if pending.entry is None]
+        if self._needs_scores:
+            await self._score(new)
+        if self._needs_logprobs:
+            await self._add_logprobs([pending for pending in new if not pending.has_logprobs])
+        for pending in new:
+            if pending.entry is None and self._is_answered(pending):
                 pending.entry = self._entry(pending)
                 scored.append(pending)
         await self._add_reference(scored)
@@ -158,18 +170,36 @@ class GroupJudge:
             version=group.version,
         )
 
+    def _is_answered(self, pending: PendingGroup) -> bool:
+        """Whether all is known that the entry holds, but for the base model's log-probabilities."""
+        return (pending.is_answered or not self._needs_scores) and (pending.has_logprobs or not self._needs_logprobs)
+
     def _is_complete(self, entry: LogEntry) -> bool:
         return not self._needs_reference or entry.verdict != VERDICT_TRAIN or bool(entry.reference_logprobs)
 
     async def _add_reference(self, batch: Sequence[PendingGroup]) -> None:
         lacking = [pending for pending in batch if pending.entry is not None and not self._is_complete(pending.entry)]
+        for pending, logprobs in await self._reference_logprobs(lacking):
+            if pending.entry is not None:
+                pending.entry.reference_logprobs.extend(logprobs)
+
+    async def _add_logprobs(self, lacking: Sequence[PendingGroup]) -> None:
+        """The version's log-probabilities take the place of those of a policy that sampled."""
+        for pending, logprobs in await self._reference_logprobs(lacking, self._version_files):
+            for sample, values in zip(pending.group.samples, logprobs, strict=True):
+                sample.logprobs = values
+
+    async def _reference_logprobs(
+        self, lacking: Sequence[PendingGroup], version_files: Sequence[str] = ()
+    ) -> list[tuple[PendingGroup, list[bytes]]]:
+        """The log-probabilities of the groups' samples by the base model, or by a version. Failures are noted."""
         if not lacking:
-            return
+            return []
         with self._traces.call("reference", (pending.index for pending in lacking)) as call, self._state.referenced:
             found: dict[str, bytes] = {}
             try:
                 for part in divided_by_group(_sequences(pending.group) for pending in lacking):
-                    found |= await self._logprobs(part)
+                    found |= await self._logprobs(part, version_files)
             except AioRpcError as error:
                 _log.warning("reference_unreachable", run_id=self._run_id, code=error.code().name, detail=error.details())
                 reason = describe_rpc_error("the reference service", self._clients.addresses.reference, error)
@@ -178,23 +208,27 @@ class GroupJudge:
                     # It is there, and cannot compute with this model or these tokens.
                     for pending in lacking:
                         self._state.fail_permanently(pending, reason)
-                return
-            self._take_logprobs(lacking, found, call)
+                return []
+            return list(self._whole(lacking, found, call))
 
-    async def _logprobs(self, sequences: Sequence[ReferenceSequence]) -> dict[str, bytes]:
+    async def _logprobs(self, sequences: Sequence[ReferenceSequence], version_files: Sequence[str]) -> dict[str, bytes]:
         """The reference's log-probabilities of one call, by sample id. Raises AioRpcError."""
-        request = LogProbsRequest(run_id=self._run_id, temperature=self._spec.rollout.temperature, sequences=sequences)
+        temperature = self._spec.rollout.temperature
+        request = LogProbsRequest(run_id=self._run_id, temperature=temperature, sequences=sequences, version_files=version_files)
         service = f"the reference service at {self._clients.addresses.reference}"
         with self._state.first_answers.call(service, REFERENCE_SECONDS) as is_first:
             response = await self._clients.reference.LogProbs(request, timeout=REFERENCE_SECONDS, wait_for_ready=is_first)
         return {result.sample_id: result.logprobs for result in response.results}
 
-    def _take_logprobs(self, groups: Iterable[PendingGroup], found: Mapping[str, bytes], call: ServiceCall) -> None:
+    def _whole(
+        self, groups: Iterable[PendingGroup], found: Mapping[str, bytes], call: ServiceCall
+    ) -> Iterator[tuple[PendingGroup, list[bytes]]]:
+        """The groups of whose samples all are found."""
         for pending in groups:
             samples = pending.group.samples
             values = [found[sample.sample_id] for sample in samples if len(found.get(sample.sample_id, b"")) == len(sample.token_ids)]
-            if pending.entry is not None and len(values) == len(samples):
-                pending.entry.reference_logprobs.extend(values)
+            if len(values) == len(samples):
+                yield pending, values
             else:
                 self._fail([pending], "the reference service left log-probabilities out", call)
 

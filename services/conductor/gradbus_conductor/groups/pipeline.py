@@ -36,6 +36,8 @@ class PipelineConfig:
     """Index to row."""
     tasks: TaskSet = TRAINING
     first_answers: FirstAnswers = field(default_factory=FirstAnswers)
+    version_files: Sequence[str] = ()
+    """Digests of a version's files; only if they are held-out rows with given responses, whose loss is the version's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class GroupPipeline:
         self._store = GroupStore(clients.buffer, run_id)
         self.traces = GroupTraces(run_id, clients.trace_groups, config.tasks)
         self._dispatcher = Dispatcher(queue, run_id, self.traces, config.tasks)
-        self._scoring = Scoring(clients, run_id, config.record.spec, self.traces, self._on_judged)
+        self._scoring = Scoring(clients, run_id, config.record.spec, self.traces, self._on_judged, config.version_files)
         self._scoring.state.first_answers = config.first_answers
         self._reported: set[int] = set()
         self._fetched: dict[int, _Fetched] = {}

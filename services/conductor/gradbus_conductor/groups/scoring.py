@@ -49,9 +49,17 @@ class _Call:
 
 
 class Scoring:
-    """Scores groups in the background; `done` gets each group's log entry."""
+    """Scores groups in the background; `done` gets each group's log entry. `version_files` as in `GroupJudge`."""
 
-    def __init__(self, clients: Clients, run_id: str, spec: RunSpec, traces: GroupTraces, done: Callable[[LogEntry], None]) -> None:
+    def __init__(
+        self,
+        clients: Clients,
+        run_id: str,
+        spec: RunSpec,
+        traces: GroupTraces,
+        done: Callable[[LogEntry], None],
+        version_files: Sequence[str] = (),
+    ) -> None:
         self._run_id = run_id
         self._done = done
         self._timeout = spec.reward.timeout_seconds
@@ -62,7 +70,7 @@ class Scoring:
         self._batch_size = _MAX_GROUPS_PER_CALL
         self.state = ScoringState()
         self._first_call: float | None = None
-        self._judge = GroupJudge(clients, run_id, spec, traces, self.state)
+        self._judge = GroupJudge(clients, run_id, spec, traces, self.state, version_files)
 
     def submit(self, groups: Iterable[tuple[Group, str]]) -> Sequence[PendingGroup]:
         """Takes sampled groups, each with its dataset row as JSON; returns them, read."""

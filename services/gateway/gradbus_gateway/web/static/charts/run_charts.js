@@ -1,7 +1,7 @@
 // The charts of a run, each with one line of explanation.
 import { Chart } from "./chart.js";
 import { fixed, number, percent } from "../lib/format.js";
-import { trainsGiven } from "../lib/run_kind.js";
+import { trainsGiven, trainsPairs } from "../lib/run_kind.js";
 
 const exactPercent = (value) => (Number.isFinite(value) ? `${(value * 100).toFixed(1)} %` : "–");
 
@@ -30,6 +30,16 @@ const evaluation = ({ evaluation: { metric } }) => ({
   options: { title: "Held-out", explanation: `${metric} on held-out rows, by version`, format: fixed, points: true, series: [{ label: metric }] },
   data: ({ evaluations }) => [evaluations.versions, evaluations.scores],
 });
+
+const HELD_OUT_LOSS = {
+  options: { title: "Held-out loss", explanation: "on held-out rows, by version; if it rises while the loss falls, the run learns its rows by heart", format: number, points: true, series: [{ label: "loss" }] },
+  data: ({ evaluations }) => [evaluations.versions, evaluations.scores],
+};
+const HELD_OUT_ACCURACY = {
+  options: { title: "Held-out accuracy", explanation: "share of held-out pairs whose chosen response has the higher reward, by version", format: fixed, points: true, series: [{ label: "accuracy" }] },
+  data: ({ evaluations }) => [evaluations.versions, evaluations.accuracies],
+};
+const heldOut = (spec) => (!spec.data?.eval ? [] : trainsPairs(spec) ? [HELD_OUT_LOSS, HELD_OUT_ACCURACY] : [HELD_OUT_LOSS]);
 
 const sampled = (spec) => [
   REWARD, evaluation(spec), SPEED, ENTROPY,
@@ -65,7 +75,7 @@ const LABELS = [
 
 const PREFERENCES = { kto: LABELS, reward_model: [...PAIRS, SCORES] };
 const preferences = (spec) => (spec.kind === "sft" ? [ENTROPY] : PREFERENCES[spec.kind] ?? [...PAIRS, LOGPROBS]);
-const given = (spec) => [LOSS, ...preferences(spec), NORM, RATE, LENGTH, SPEED];
+const given = (spec) => [LOSS, ...heldOut(spec), ...preferences(spec), NORM, RATE, LENGTH, SPEED];
 
 /** The charts that fit a run: [{options, data}], `data` gives a chart's columns of a history. */
 export const chartsOf = (spec) => (trainsGiven(spec) ? given(spec) : [...sampled(spec), ...(spec.trainer.critic ? CRITIC : [])]);

@@ -51,7 +51,8 @@ export class RunHeader {
 /** How well the run learns: text by name, the same names for the whole run. */
 function scores({ spec, progress }) {
   if (!trainsGiven(spec)) return { Reward: fixed(progress.reward), "Held-out": fixed(progress.accuracy), Staleness: fixed(progress.staleness, 1) };
-  return { Loss: fixed(progress.loss), ...(trainsPairs(spec) ? { Accuracy: fixed(progress.pair_accuracy) } : {}) };
+  const heldOut = spec.data?.eval ? { "Held-out loss": fixed(progress.held_out_loss) } : {};
+  return { Loss: fixed(progress.loss), ...(trainsPairs(spec) ? { Accuracy: fixed(progress.pair_accuracy) } : {}), ...heldOut };
 }
 
 function detail(run, rates) {
