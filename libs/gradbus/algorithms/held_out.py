@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from gradbus.formats.tokens import unpack_logprobs
@@ -39,9 +40,9 @@ class ResponseScores:
     @classmethod
     def of(cls, sample: Sample, reference: bytes, score: float) -> ResponseScores:
         """Of a sample with the version's log-probabilities, or its score; `reference` are those of the base model, or empty."""
-        trained = [at for span in sample.spans if span.trainable for at in range(span.start, span.end)]
-        logprob, base = _sum(unpack_logprobs(sample.logprobs), trained), _sum(unpack_logprobs(reference), trained)
-        return cls(len(trained), logprob, base, score, sample.undesirable)
+        spans = [(span.start, span.end) for span in sample.spans if span.trainable]
+        tokens = sum(end - start for start, end in spans)
+        return cls(tokens, _sum(sample.logprobs, spans), _sum(reference, spans), score, sample.undesirable)
 
 
 Rows = Sequence[Sequence[ResponseScores]]
@@ -119,9 +120,10 @@ def _ranking(chosen: ResponseScores, rejected: ResponseScores, preference: Prefe
 _PAIRS: Final[Mapping[str, PairLoss]] = {"dpo": _dpo, "ipo": _ipo, "simpo": _simpo, "orpo": _orpo, "reward_model": _ranking}
 
 
-def _sum(logprobs: Sequence[float], trained: Sequence[int]) -> float:
-    """0 without log-probabilities."""
-    return math.fsum(logprobs[at] for at in trained) if logprobs else 0.0
+def _sum(logprobs: bytes, spans: Sequence[tuple[int, int]]) -> float:
+    """Over the tokens of these spans; 0 without log-probabilities."""
+    values = unpack_logprobs(logprobs)
+    return math.fsum(chain.from_iterable(values[start:end] for start, end in spans))
 
 
 def _surprise(value: float) -> float:

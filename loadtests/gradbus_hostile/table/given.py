@@ -31,6 +31,14 @@ def _ranked(name: str, change: Damage, ends: frozenset[Any] = REFUSED, **changes
     return Submission(f"given: {name}", body, ends)
 
 
+def _held_out(name: str, *lines: str, ends: frozenset[Any] = REFUSED, **changes: Any) -> Submission:
+    def body(material: Material) -> Json:
+        made = material.given("dpo", good_pairs(), **changes)
+        return made | {"data": made["data"] | {"eval": material.rows(lines)["data"]["train"]}}
+
+    return Submission(f"given: {name}", body, ends)
+
+
 def good_pairs(count: int = 8) -> Iterable[str]:
     """Pairs without fault."""
     return [pair()] * count
@@ -87,6 +95,11 @@ GIVEN: Final = (
     _given("a labelled response beyond the context", "kto", *good_labels(_LATE), labelled(completion=_LONG), ends=FAILED),
     _given("weights of 0", "kto", *good_labels(), ends=ANY, preference={"desirable_weight": 0.0, "undesirable_weight": 0.0}),
     _given("a weight below 0", "kto", *good_labels(), preference={"desirable_weight": -1.0}),
+    _held_out("good held-out pairs", *good_pairs(), ends=HARMLESS, evaluation={"every": 1}),
+    _held_out("held-out pairs that are none", *good_rows(8)),
+    _held_out("a held-out pair that is equal", pair(rejected="moon")),
+    _held_out("a held-out pair beyond the context behind the checked rows", *good_pairs(_LATE), pair(rejected=_LONG), ends=FAILED),
+    _held_out("a metric of a loss", *good_pairs(), evaluation={"metric": "exact"}),
     _ranked("a good reward model", lambda _: None, HARMLESS),
     _ranked("a reward model of labels without end", fields("config.json", num_labels=2**63), HARMLESS | REFUSED),
     _ranked("a reward model of a family without one", family("gpt2")),

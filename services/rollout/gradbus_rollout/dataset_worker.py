@@ -91,11 +91,11 @@ class DatasetWorker:
         return groups
 
     async def _responses(self, table: PromptTable, rows: Sequence[int], prompt_tokens: Sequence[int]) -> list[Sequence[GivenResponse]]:
-        """The responses of each row. Of a row with a label the second is that of the next row, as far as it fits the context."""
+        """The responses of each row. Of a row with a label the second is that of another row, as far as it fits the context."""
         responses = await table.responses(rows)
         if not self._mismatches:
             return responses
-        others = await table.responses([(row + 1) % len(table) for row in rows])
+        others = await table.responses([table.other_row(row) for row in rows])
         rooms = [table.context_length - tokens for tokens in prompt_tokens]
         return [[*own, other.cut(room)] for own, (other,), room in zip(responses, others, rooms, strict=True)]
 

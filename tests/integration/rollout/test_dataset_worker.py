@@ -154,6 +154,16 @@ async def test_a_labelled_response_has_that_of_the_next_row_beside_it_as_far_as_
         assert [(span.start, span.end) for span in mismatched.spans] == [(0, len(other) + len(stop))]
 
 
+async def test_responses_to_the_same_prompt_do_not_count_as_mismatched(working, queue, store, hints):
+    """Pairs that were made into labelled rows are neighbours."""
+    rows = [("abc", ["de"], True), ("abc", ["f"], False), ("a", ["b"], True), ("a", ["c"], False)]
+    async with working(rows):
+        await queue.publish([task(*((row, row) for row in range(4)))])
+        await until(lambda: hints)
+        groups = await store.get(range(4))
+    assert [groups[row].samples[1].text for row in range(4)] == ["b", "b", "de", "de"]
+
+
 async def test_held_out_rows_are_read_as_training_rows_are_and_stored_under_their_version(working, queue, store, hints, monkeypatch):
     free, put = asyncio.Event(), GroupStore.put_evaluation
 

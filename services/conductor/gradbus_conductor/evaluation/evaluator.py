@@ -149,7 +149,7 @@ class Evaluator:
         return [shard.digest for shard in found.manifest.shards]
 
     async def _finish(self, version: int, pipeline: GroupPipeline) -> None:
-        result = self._reported(version, pipeline.judged)
+        result = await self._reported(version, pipeline.judged)
         # The event first: once the result is stored, the version is not evaluated again.
         await self._config.events.flush()
         await self._stored.write(encode_result(result))
@@ -157,11 +157,12 @@ class Evaluator:
         await GroupStore(self._clients.buffer, self._config.record.run_id).discard_evaluation(version, pipeline.judged)
         await self.close()
 
-    def _reported(self, version: int, judged: Mapping[int, LogEntry]) -> Result:
+    async def _reported(self, version: int, judged: Mapping[int, LogEntry]) -> Result:
         """The result, after its event."""
         spec = self._config.record.spec
         if spec.trains_given:
-            loss = HeldOutLoss.of(version, [judged[row] for row in sorted(judged)], spec)
+            rows = [judged[row] for row in sorted(judged)]
+            loss = await asyncio.to_thread(HeldOutLoss.of, version, rows, spec)  # a hundred thousand long rows take seconds
             shown = {"loss": loss.loss, "accuracy": loss.accuracy}
             score = ", ".join(f"{name} {value:.3f}" for name, value in shown.items() if value is not None)
             data: dict[str, object] = {"version": version, "samples": loss.samples, "loss": loss.loss, **loss.metrics}

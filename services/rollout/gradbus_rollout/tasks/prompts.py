@@ -19,6 +19,8 @@ from gradbus.tokenizer.tokenizer import NumberedPrompt, Tokenizer
 _CHECKED_ROWS: Final = 10_000
 _CHECK_SECONDS: Final = 30.0
 _ROWS_AT_ONCE: Final = 64
+_LOOKED_AT: Final = 16
+"""Rows after one, for another prompt: those with the same one are usually neighbours."""
 _KEPT_ROWS: Final = 10_000
 _KEPT_SIZE: Final = 1 << 24
 """Tokens and characters of the rows that are kept: a chat template may make any number of tokens of a row."""
@@ -87,9 +89,11 @@ class PromptTable:
                 break
         return table
 
-    def __len__(self) -> int:
-        """Number of rows."""
-        return len(self._prompts)
+    def other_row(self, row: int) -> int:
+        """The next row of the file with another prompt, after the last one the first; the next row if some after it have the same prompt."""
+        count, own = len(self._prompts), self._prompts[row].prompt
+        following = [(row + distance) % count for distance in range(1, min(count, _LOOKED_AT) + 1)]
+        return next((other for other in following if self._prompts[other].prompt != own), following[0])
 
     @property
     def context_length(self) -> int:

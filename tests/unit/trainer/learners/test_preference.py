@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from gradbus.algorithms import algorithm_of
 from gradbus.spec import parse_spec
 from gradbus_kernels.models.causal_lm import load_causal_lm, load_weights, packed_logprobs
 from gradbus_kernels.models.lora import adapters_off, add_adapters
@@ -178,6 +179,12 @@ def test_the_reference_point_is_that_of_the_whole_step_and_a_label_that_is_missi
     alone = weighed_batch(batch, logprobs, references, settings).metrics
     assert (alone.chosen, alone.margin) == (None, None)
     assert alone.rejected > 0.0
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_the_loss_needs_the_reference_if_the_conductor_asks_for_it(kind):
+    spec = make_spec(kind)
+    assert preference_settings(spec).needs_reference == algorithm_of(spec).needs_reference
 
 
 def test_completions_have_no_loss_of_pairs():
