@@ -103,8 +103,9 @@ class GroupJudge:
             await self._score(new)
         if self._needs_logprobs:
             await self._add_logprobs([pending for pending in new if not pending.has_logprobs])
+        needs_scores, needs_logprobs = self._needs_scores, self._needs_logprobs
         for pending in new:
-            if pending.entry is None and self._is_answered(pending):
+            if pending.entry is None and (pending.is_answered or not needs_scores) and (not needs_logprobs or pending.has_logprobs):
                 pending.entry = self._entry(pending)
                 scored.append(pending)
         await self._add_reference(scored)
@@ -169,10 +170,6 @@ class GroupJudge:
             rewards=[pending.answers[sample_id] for sample_id in pending.ids if sample_id in pending.answers],
             version=group.version,
         )
-
-    def _is_answered(self, pending: PendingGroup) -> bool:
-        """Whether all is known that the entry holds, but for the base model's log-probabilities."""
-        return (pending.is_answered or not self._needs_scores) and (pending.has_logprobs or not self._needs_logprobs)
 
     def _is_complete(self, entry: LogEntry) -> bool:
         return not self._needs_reference or entry.verdict != VERDICT_TRAIN or bool(entry.reference_logprobs)

@@ -90,7 +90,7 @@ class PromptTable:
         return table
 
     def other_row(self, row: int) -> int:
-        """The next row of the file with another prompt, after the last one the first; the next row if some after it have the same prompt."""
+        """The next row of the file with another prompt, after the last one the first; the next row if many have the same prompt."""
         count, own = len(self._prompts), self._prompts[row].prompt
         following = [(row + distance) % count for distance in range(1, min(count, _LOOKED_AT) + 1)]
         return next((other for other in following if self._prompts[other].prompt != own), following[0])
