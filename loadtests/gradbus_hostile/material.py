@@ -81,6 +81,11 @@ def row(prompt: object = "sun and", **columns: object) -> str:
     return json.dumps({"prompt": prompt, "answer": "moon", **columns})
 
 
+def labelled(prompt: object = "sun and", completion: object = "moon", label: object = True) -> str:
+    """A row with a completion and its label."""
+    return json.dumps({"prompt": prompt, "completion": completion, "label": label})
+
+
 def pair(prompt: object = "sun and", chosen: object = "moon", rejected: object = "sun") -> str:
     """A line of a dataset of pairs."""
     return json.dumps({"prompt": prompt, "chosen": chosen, "rejected": rejected})

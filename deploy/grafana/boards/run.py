@@ -220,8 +220,9 @@ RUN = Board(
                 ),
                 Panel(
                     "Loss",
-                    "The loss says little about progress in GRPO; watch the reward. In a run on given responses it should fall.",
-                    [_one("gradbus_policy_loss", "loss")],
+                    "The loss says little about progress in GRPO; watch the reward. In a run on given responses it should fall, and that"
+                    " of held-out rows with it: if that one rises, the run learns its rows by heart.",
+                    [_one("gradbus_policy_loss", "loss"), _one("gradbus_evaluation_loss", "held-out")],
                     unit="none",
                     width=12,
                     height=6,
@@ -264,7 +265,7 @@ RUN = Board(
             ],
         ),
         Row(
-            "Pairs",
+            "Pairs and labelled responses",
             [
                 Panel(
                     "Accuracy of pairs",
@@ -275,15 +276,17 @@ RUN = Board(
                     defaults=_SHARE,
                 ),
                 Panel(
-                    "Margin of pairs",
-                    "Reward of the chosen response minus that of the rejected one. It should rise from 0. Empty for a run without pairs.",
+                    "Margin",
+                    "Reward of chosen or desirable responses minus that of rejected or undesirable ones. It should rise from 0. Empty for"
+                    " other runs.",
                     [_one("gradbus_preference_margin", "margin")],
                     unit="none",
                 ),
                 Panel(
-                    "Chosen and rejected",
-                    "Log-probability of the responses in nats, or their scores by a reward model. If both fall together, the policy moves"
-                    " away from both: lower `trainer.learning_rate` or raise `preference.beta`. Empty for a run without pairs.",
+                    "Responses by label",
+                    "Log-probability of chosen and rejected responses in nats, or their scores by a reward model; of desirable and"
+                    " undesirable ones the log-ratio to the base model. If both fall together, the policy moves away from both: lower"
+                    " `trainer.learning_rate` or raise `preference.beta`. Empty for other runs.",
                     [_each("gradbus_preference_response", "gradbus_label")],
                     unit="none",
                 ),

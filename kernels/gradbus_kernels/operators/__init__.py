@@ -26,7 +26,8 @@ from gradbus_kernels.operators.policy_loss.inputs import PolicySettings, PolicyT
 from gradbus_kernels.operators.policy_loss.linear import linear_grpo_loss, linear_grpo_loss_reference
 from gradbus_kernels.operators.policy_loss.terms import token_weights
 from gradbus_kernels.operators.preference_loss.api import PreferenceLoss, preference_loss
-from gradbus_kernels.operators.preference_loss.inputs import PairTokens, PreferenceSettings
+from gradbus_kernels.operators.preference_loss.inputs import KtoSettings, PairTokens, PreferenceSettings
+from gradbus_kernels.operators.preference_loss.kto import KtoLoss, kto_loss
 from gradbus_kernels.operators.preference_loss.ranking import RankingLoss, ranking_loss
 from gradbus_kernels.operators.prefix_shared_attention.api import (
     prefix_shared_attention,
@@ -42,6 +43,8 @@ from gradbus_kernels.operators.selected_logprob.api import SelectedLogprob, sele
 
 __all__ = [
     "DistillationLoss",
+    "KtoLoss",
+    "KtoSettings",
     "LinearLogprob",
     "PackedGroups",
     "PairTokens",
@@ -71,6 +74,7 @@ __all__ = [
     "invariant_rms_norm",
     "invariant_rotation",
     "invariant_swiglu",
+    "kto_loss",
     "linear_distillation_loss",
     "linear_distillation_loss_reference",
     "linear_grpo_loss",

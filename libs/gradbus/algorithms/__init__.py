@@ -4,6 +4,7 @@ from gradbus.algorithms.algorithm import Algorithm
 from gradbus.algorithms.base import MAX_REWARD, UNMARKED, GroupAdvantages, SampleMarks, ScoredSample
 from gradbus.algorithms.controllers import Coefficients, ControllerState, Observed, after_step, step_coefficients
 from gradbus.algorithms.estimators import ESTIMATORS
+from gradbus.algorithms.held_out import held_out_loss
 from gradbus.algorithms.needs import learner_computes_reference, need_faults, needs_reference_logprobs, needs_reference_service
 from gradbus.algorithms.of_run import algorithm_of, metric_names_of
 
@@ -20,6 +21,7 @@ __all__ = [
     "ScoredSample",
     "after_step",
     "algorithm_of",
+    "held_out_loss",
     "learner_computes_reference",
     "metric_names_of",
     "need_faults",

@@ -46,5 +46,6 @@ def needs_reference_logprobs(spec: RunSpec) -> bool:
 
 
 def needs_reference_service(spec: RunSpec) -> bool:
-    """Whether the reference service computes for the run: log-probabilities of its base model or teacher, scores of its reward model."""
-    return needs_reference_logprobs(spec) or spec.reward.model is not None or spec.teacher is not None
+    """Whether the reference service computes for the run: log-probabilities of its base model or teacher, scores, a held-out loss."""
+    evaluates = spec.trains_given and spec.data.eval is not None
+    return needs_reference_logprobs(spec) or spec.reward.model is not None or spec.teacher is not None or evaluates

@@ -82,7 +82,7 @@ def _lines(client: Client, run_id: str) -> Json:
     line, printed = "", 0.0
     for run in _snapshots(client, run_id, _POLL_SECONDS):
         # A problem whose numbers alone have changed is the same one.
-        notable = (run["state"], run["progress"]["accuracy"], _NUMBER.sub("", _problem(run)))
+        notable = (run["state"], run["progress"]["accuracy"], run["progress"]["held_out_loss"], _NUMBER.sub("", _problem(run)))
         # A wait counts seconds, so it is in every line; any other problem is printed once.
         problem = _problem(run) if run["waiting_for"] or notable != shown else ""
         newest = "  ".join(filter(None, (progress_line(run), problem)))

@@ -56,7 +56,7 @@ def _trains_given(run: dict[str, Any]) -> bool:
 
 
 def _scores(run: dict[str, Any]) -> list[str]:
-    """Reward, held-out accuracy and KL to a teacher; of a run on given responses the loss and, if they are pairs, the accuracy."""
+    """Reward, held-out accuracy and KL to a teacher; of a run on given responses the loss, of pairs the accuracy, and a held-out loss."""
     progress = run["progress"]
     if not _trains_given(run):
         teacher = progress["teacher_kl"]
@@ -64,5 +64,5 @@ def _scores(run: dict[str, Any]) -> list[str]:
         reward = [] if teacher is not None and progress["reward"] is None else [f"reward {number(progress['reward'])}"]
         held_out = [] if teacher is not None and progress["accuracy"] is None else [f"held-out {number(progress['accuracy'])}"]
         return [*([] if teacher is None else [f"teacher KL {number(teacher)}"]), *reward, *held_out]
-    pairs = progress["pair_accuracy"]
-    return [f"loss {number(progress['loss'])}", *([] if pairs is None else [f"accuracy {number(pairs)}"])]
+    others = {"accuracy": progress["pair_accuracy"], "held-out loss": progress["held_out_loss"]}
+    return [f"loss {number(progress['loss'])}", *(f"{name} {number(value)}" for name, value in others.items() if value is not None)]

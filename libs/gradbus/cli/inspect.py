@@ -105,7 +105,8 @@ def open_web_ui(
 
 def _print_sample(sample: dict[str, Any], kind: str) -> None:
     step = [] if sample["step"] is None else [f"step {sample['step']}"]
-    typer.echo("  ".join([sample["id"], *step, *(_judgement(sample) if kind == "rl" else _label(sample, kind)), sample["verdict"]]))
+    label = [sample["label"]] if sample["label"] else []
+    typer.echo("  ".join([sample["id"], *step, *(_judgement(sample) if kind == "rl" else label), sample["verdict"]]))
     typer.echo(f"  prompt   {sample['prompt']!r}")
     typer.echo(f"  response {sample['text']!r} ({sample['finish_reason']})")
     if sample["reason"]:
@@ -118,13 +119,6 @@ def _judgement(sample: dict[str, Any]) -> list[str]:
     parts = [f"{printable(name)} {number(value)}" for name, value in sample["components"].items()]
     is_taught = sample["verdict"] == "train" and sample["reward_status"] == "none"
     return [f"version {versions}", *([] if is_taught else [f"reward {number(sample['reward'])}"]), *parts]
-
-
-def _label(sample: dict[str, Any], kind: str) -> list[str]:
-    """Of a response of the dataset: which one of its pair it is. A completion has none."""
-    if kind == "sft":
-        return []
-    return ["chosen" if sample["id"].endswith(".0") else "rejected"]
 
 
 def _print_more_hint(page: dict[str, Any], how: str) -> None:

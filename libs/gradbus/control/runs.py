@@ -58,7 +58,9 @@ class RunProgress(StoredModel):
     checkpoint_step: int = -1
     reward: float | None = None
     accuracy: float | None = None
-    """On held-out rows."""
+    """On held-out rows: the mean of `evaluation.metric`; of pairs the share whose chosen response has the higher reward."""
+    held_out_loss: float | None = None
+    """On held-out rows, of a run on given responses."""
     loss: float | None = None
     """Of the newest step; None for a run that samples."""
     pair_accuracy: float | None = None

@@ -7,7 +7,7 @@ import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final
+from typing import Final, NamedTuple
 
 from gradbus.errors import DatasetError
 from gradbus.nearest import nearest_name
@@ -22,6 +22,16 @@ _NAMES_SHOWN: Final = 20
 _ASSISTANT: Final = "assistant"
 
 Row = dict[str, object]
+
+
+class GivenRow(NamedTuple):
+    """What a run reads of a row."""
+
+    prompt: object
+    """Text or messages."""
+    responses: list[object]
+    label: bool | None
+    """Whether the response is a desirable one; None in a dataset without labels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,13 +90,14 @@ def _row(line: bytes, number: int) -> Row:
     return row
 
 
-def given_row(row: Row, columns: RowColumns, line: int) -> tuple[object, list[object]]:
-    """The prompt of a row, text or messages, and the responses to it. Raises DatasetError, naming the line, if the row has none."""
+def given_row(row: Row, columns: RowColumns, line: int) -> GivenRow:
+    """What the run reads of a row. Raises DatasetError, naming the line, if the row lacks a part of it."""
+    label = None if columns.label is None else _label(row, columns.label, line)
     if columns.conversation is not None:
-        return _split_conversation(row, columns.conversation, line)
+        return GivenRow(*_split_conversation(row, columns.conversation, line), label)
     _checked_prompt(row, columns.prompt, line)
     _check_responses(row, columns, line)
-    return row[columns.prompt], [row[column] for column in columns.responses]
+    return GivenRow(row[columns.prompt], [row[column] for column in columns.responses], label)
 
 
 def inspect(data: bytes, columns: RowColumns) -> DatasetInfo:
@@ -95,8 +106,7 @@ def inspect(data: bytes, columns: RowColumns) -> DatasetInfo:
     for count, (line, row, size) in enumerate(_measured(data), start=1):
         _check_columns(row, line)
         common = common.intersection(row) if count > 1 else frozenset(row)
-        prompt, _ = given_row(row, columns, line)
-        chat = chat or not isinstance(prompt, str)
+        chat = chat or not isinstance(given_row(row, columns, line).prompt, str)
         longest = max(longest, size)
     return DatasetInfo(count, common, chat, longest)
 
@@ -109,12 +119,14 @@ def _check_columns(row: Row, line: int) -> None:
 
 
 def prompts_object(data: bytes, columns: RowColumns) -> bytes:
-    """JSON Lines with only the prompt of each row, on the same line: rollout workers get no answers but the responses that are given."""
+    """JSON Lines with only the prompt of each row, on the same line: rollout workers get no answers but what the run trains on."""
     lines: list[str] = []
     for line, row in numbered(data):
-        prompt, responses = given_row(row, columns, line)
+        read = given_row(row, columns, line)
         lines.extend([""] * (line - 1 - len(lines)))
-        lines.append(json.dumps({"prompt": prompt, **({"responses": responses} if responses else {})}, ensure_ascii=False))
+        given = {"responses": read.responses} if read.responses else {}
+        label = {} if read.label is None else {"label": read.label}
+        lines.append(json.dumps({"prompt": read.prompt, **given, **label}, ensure_ascii=False))
     return ("\n".join(lines) + "\n").encode()
 
 
@@ -128,6 +140,15 @@ def _split_conversation(row: Row, column: str, line: int) -> tuple[object, list[
         missing = "no message of the assistant" if start is None else "nothing before the assistant's first message"
         raise DatasetError(f"the conversation of line {line} has {missing}; add it or leave the row out")
     return messages[:start], [messages[start:]]
+
+
+def _label(row: Row, column: str, line: int) -> bool:
+    if column not in row:
+        raise DatasetError(f"line {line} has no column {column!r}, it has {_listed(row)}; name the column of the labels in data.label")
+    label = row[column]
+    if not isinstance(label, bool):
+        raise DatasetError(f"line {line} has {_kind(label)} as {column!r}; a label is true (a desirable response) or false")
+    return label
 
 
 def _check_responses(row: Row, columns: RowColumns, line: int) -> None:

@@ -2,9 +2,9 @@
 
 from gradbus.spec.algorithm import AlgorithmSpec, EntropyControlSpec, KlControlSpec, Whiten
 from gradbus.spec.faults import MAX_FAULTS, parse_spec, refuse_unstorable
-from gradbus.spec.kinds import PAIR_KINDS, Kind, PreferenceSpec, RowColumns
+from gradbus.spec.kinds import PAIR_KINDS, PREFERENCE_KINDS, Kind, PreferenceSpec, RowColumns
 from gradbus.spec.presets import PRESETS
-from gradbus.spec.run import RunSpec
+from gradbus.spec.run import EVALUATED_VERSIONS, RunSpec
 from gradbus.spec.sections import (
     AncestorSpec,
     CheckpointSpec,
@@ -33,8 +33,10 @@ from gradbus.spec.sections import (
 )
 
 __all__ = [
+    "EVALUATED_VERSIONS",
     "MAX_FAULTS",
     "PAIR_KINDS",
+    "PREFERENCE_KINDS",
     "PRESETS",
     "AlgorithmSpec",
     "AncestorSpec",

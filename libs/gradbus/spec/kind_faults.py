@@ -8,23 +8,22 @@ from typing import Any, Final
 
 from gradbus.errors import Fault
 from gradbus.spec.algorithm import AlgorithmSpec
-from gradbus.spec.kinds import GIVEN_RESPONSES, PAIR_KINDS, PreferenceSpec
+from gradbus.spec.kinds import DATA_FIELDS, GIVEN_RESPONSES, PREFERENCE_KINDS, PreferenceSpec
 from gradbus.spec.sections import DataSpec, EvaluationSpec, RewardSpec, RolloutSpec, ScheduleSpec, Section, TrainerSpec, WeightsSpec
 
 _NOT_READ: Final[Mapping[str, tuple[Section, str]]] = {
     "rollout": (RolloutSpec(), "samples nothing: the responses are in the dataset"),
     "reward": (RewardSpec(), "judges nothing: the dataset says which responses are good"),
     "algorithm": (AlgorithmSpec(**GIVEN_RESPONSES), "has no advantages and no ratios"),
-    "evaluation": (EvaluationSpec(), "samples nothing, so it evaluates no held-out rows"),
     "weights": (WeightsSpec(), "sends its weights to nobody"),
 }
 """Sections that a run on given responses does not read, and why."""
-_COLUMNS: Final = {"sft": ("completion", "messages")} | dict.fromkeys(PAIR_KINDS, ("chosen", "rejected"))
-"""Fields of `data` with the responses of each kind."""
 _OF_LOSS: Final = {
-    "beta": ("dpo", "ipo", "simpo", "orpo"),
+    "beta": ("dpo", "ipo", "simpo", "orpo", "kto"),
     "margin": ("simpo",),
     "label_smoothing": ("dpo",),
+    "desirable_weight": ("kto",),
+    "undesirable_weight": ("kto",),
     "center": ("reward_model",),
 }
 """Fields of `preference` that only some kinds read."""
@@ -47,9 +46,8 @@ def kind_faults(kind: str, sections: Mapping[str, Any], numerics: object) -> Ite
         if schedule and (given := getattr(schedule, name)) != getattr(default, name):
             message = f"a run of kind {kind} samples nothing that could be stale or filtered"
             yield Fault(f"schedule.{name}", message, json.dumps(given), 'leave it out, or kind = "rl"')
-    if (data := sections.get("data")) and data.eval is not None:
-        message = f"a run of kind {kind} samples nothing, so it evaluates no held-out rows"
-        yield Fault("data.eval", message, json.dumps(data.eval), 'none; evaluate by a run of kind "rl" that starts from this one\'s export')
+    if (evaluation := sections.get("evaluation")) and evaluation.metric != EvaluationSpec().metric:
+        yield Fault("evaluation.metric", f"a run of kind {kind} is evaluated by its loss", json.dumps(evaluation.metric), "no `metric`")
     if trainer := sections.get("trainer"):
         yield from _trainer_faults(kind, trainer)
 
@@ -60,8 +58,8 @@ def _trainer_faults(kind: str, trainer: TrainerSpec) -> Iterator[Fault]:
     if trainer.inner.updates > 1:
         message = f"a step of kind {kind} trains each of its rows once"
         yield Fault("trainer.inner", message, f"{trainer.inner.updates} updates", "no [trainer.inner]; take smaller steps, or more of them")
-    if trainer.backend == "deepspeed" and kind in PAIR_KINDS:
-        message = "a loss of pairs needs both responses, and ranks share the rows of a step"
+    if trainer.backend == "deepspeed" and kind in PREFERENCE_KINDS:
+        message = f"the loss of {kind} compares responses, and ranks share the rows of a step"
         yield Fault("trainer.backend", message, '"deepspeed"', '"torch"')
     if kind == "reward_model":
         yield from _reward_model_faults(trainer)
@@ -77,17 +75,20 @@ def _reward_model_faults(trainer: TrainerSpec) -> Iterator[Fault]:
 
 
 def _column_faults(kind: str, data: Any) -> Iterator[Fault]:
-    read = _COLUMNS.get(kind, ())
-    for field in ("completion", "messages", "chosen", "rejected"):
-        if data is not None and field not in read and getattr(data, field) != DataSpec.model_fields[field].default:
-            kinds = ", ".join(name for name, fields in _COLUMNS.items() if field in fields)
+    if data is None:
+        return
+    read = DATA_FIELDS.get(kind, ())
+    for field in ("completion", "messages", "chosen", "rejected", "label"):
+        if field not in read and getattr(data, field) != DataSpec.model_fields[field].default:
+            kinds = ", ".join(name for name, fields in DATA_FIELDS.items() if field in fields)
             yield Fault(
                 f"data.{field}", f"a run of kind {kind} does not read it", json.dumps(getattr(data, field)), f"none, or kind = {kinds}"
             )
-    if data is not None and kind in _COLUMNS and data.messages is None:
-        yield from _equal_columns(data, ("prompt", *(field for field in read if field != "messages")))
-    if kind == "sft" and data is not None and data.messages is not None:
-        for field in ("prompt", "completion"):
+    replaced = ("messages",) if data.messages is None else ("prompt", "completion")
+    if read:
+        yield from _equal_columns(data, [field for field in ("prompt", *read) if field not in replaced])
+    if "messages" in read and data.messages is not None:
+        for field in replaced:
             if getattr(data, field) != DataSpec.model_fields[field].default:
                 message = "`messages` stands in place of prompt and completion"
                 yield Fault(f"data.{field}", message, json.dumps(getattr(data, field)), "none, or no `messages`")
@@ -102,8 +103,9 @@ def _equal_columns(data: DataSpec, fields: Sequence[str]) -> Iterator[Fault]:
 def _preference_faults(kind: str, preference: Any) -> Iterator[Fault]:
     if preference is None:
         return
-    if kind not in PAIR_KINDS:
-        yield Fault("preference", f"a run of kind {kind} has no pairs", allowed=f"no [preference], or kind = {', '.join(PAIR_KINDS)}")
+    if kind not in PREFERENCE_KINDS:
+        message = f"a run of kind {kind} has neither pairs nor labels"
+        yield Fault("preference", message, allowed=f"no [preference], or kind = {', '.join(PREFERENCE_KINDS)}")
         return
     for field, kinds in _OF_LOSS.items():
         given = getattr(preference, field)

@@ -1,4 +1,4 @@
-"""The kinds of run that train on given responses: supervised fine-tuning, and preference learning on pairs."""
+"""The kinds of run that train on given responses: supervised fine-tuning, and preference learning on pairs or on labels."""
 
 from __future__ import annotations
 
@@ -10,9 +10,19 @@ from pydantic import Field
 
 from gradbus.spec.sections import DataSpec, Number, Section
 
-Kind = Literal["rl", "sft", "dpo", "ipo", "simpo", "orpo", "reward_model"]
+Kind = Literal["rl", "sft", "dpo", "ipo", "simpo", "orpo", "kto", "reward_model"]
 PAIR_KINDS: Final = ("dpo", "ipo", "simpo", "orpo", "reward_model")
 """Trained on pairs of a chosen and a rejected response."""
+PREFERENCE_KINDS: Final = (*PAIR_KINDS, "kto")
+"""Trained on what a dataset says of its responses: their order in a pair, or a label of each."""
+
+DATA_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
+    "sft": ("completion", "messages"),
+    "kto": ("completion", "messages", "label"),
+    **dict.fromkeys(PAIR_KINDS, ("chosen", "rejected")),
+}
+"""Fields of `data` that a kind reads beside the prompt; responses in the order of a group's samples."""
+_OF_RESPONSES: Final = ("completion", "chosen", "rejected")
 
 GIVEN_RESPONSES: Final[Mapping[str, Any]] = {
     "advantage": "reinforce",
@@ -28,13 +38,15 @@ _PAPERS: Final[Mapping[str, Mapping[str, float]]] = {"simpo": {"beta": 2.0, "mar
 
 
 class PreferenceSpec(Section):
-    """The loss on pairs, with `kind` `dpo`, `ipo`, `simpo`, `orpo` or `reward_model`."""
+    """The loss on pairs or on labelled responses, with `kind` `dpo`, `ipo`, `simpo`, `orpo`, `kto` or `reward_model`."""
 
     beta: Annotated[Number, Field(gt=0.0, le=1e3)] = Field(
-        0.1, description="Factor of the difference between the responses; `orpo`: weight of the odds ratio."
+        0.1, description="Factor of the difference between the responses; `orpo`: weight of the odds ratio; `kto`: factor of the log-ratio."
     )
     margin: Annotated[Number, Field(ge=0.0, le=1e3)] = Field(0.0, description="`simpo`: the margin that a pair should reach.")
     label_smoothing: Annotated[Number, Field(ge=0.0, lt=0.5)] = Field(0.0, description="`dpo`: part of the pairs whose order is wrong.")
+    desirable_weight: Annotated[Number, Field(ge=0.0, le=1e3)] = Field(1.0, description="`kto`: weight of the desirable responses.")
+    undesirable_weight: Annotated[Number, Field(ge=0.0, le=1e3)] = Field(1.0, description="`kto`: weight of the undesirable responses.")
     center: Annotated[Number, Field(ge=0.0, le=1e3)] = Field(
         0.0, description="`reward_model`: weight of the squared sum of a pair's scores, which keeps them around 0."
     )
@@ -49,13 +61,15 @@ class RowColumns:
     """Responses that the run trains on, if the dataset gives them."""
     conversation: str | None = None
     """A whole conversation, in place of prompt and response: the response begins with its first message of the assistant."""
+    label: str | None = None
+    """Whether the response is a desirable one: true or false."""
 
 
 def columns_of(kind: Kind, data: DataSpec) -> RowColumns:
-    """The columns of the dataset that a run of this kind reads; responses in the order of a group's samples."""
-    if kind == "sft":
-        return RowColumns(data.prompt, (data.completion,), data.messages)
-    return RowColumns(data.prompt, () if kind == "rl" else (data.chosen, data.rejected))
+    """The columns of the dataset that a run of this kind reads."""
+    read = DATA_FIELDS.get(kind, ())
+    responses = tuple(getattr(data, field) for field in read if field in _OF_RESPONSES)
+    return RowColumns(data.prompt, responses, data.messages if "messages" in read else None, data.label if "label" in read else None)
 
 
 def with_kind(given: Any) -> Any:
@@ -64,6 +78,6 @@ def with_kind(given: Any) -> Any:
         return given
     given = {"algorithm": GIVEN_RESPONSES, **given}
     preference = given.get("preference") or {}
-    if given["kind"] not in PAIR_KINDS or not isinstance(preference, Mapping):
+    if given["kind"] not in PREFERENCE_KINDS or not isinstance(preference, Mapping):
         return given
     return {**given, "preference": {**_PAPERS.get(given["kind"], {}), **preference}}

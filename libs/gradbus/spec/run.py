@@ -25,6 +25,8 @@ from gradbus.spec.sections import (
     WeightsSpec,
 )
 
+EVALUATED_VERSIONS: Final = 2
+"""How many of the versions that are to be evaluated are kept, up to the newest checkpoint."""
 _GROUPS_AHEAD: Final = 4096
 """Groups of given responses between two published versions."""
 
@@ -43,7 +45,7 @@ class RunOptions(BaseModel):
     kind: Kind = Field(
         "rl",
         description="`rl` samples responses and trains on their rewards; the others train on the responses of the dataset: `sft` on "
-        "completions, the rest on pairs of a chosen and a rejected one.",
+        "completions, `kto` on completions with a label, the rest on pairs of a chosen and a rejected one.",
     )
     seed: Integer = Field(0, ge=0, lt=2**63)
     deterministic: Flag | None = Field(None, description="Default: true with the torch engine and `fixed_lag`.")
@@ -59,7 +61,7 @@ class RunSpec(RunOptions):
     data: DataSpec
     rollout: RolloutSpec = RolloutSpec()
     reward: RewardSpec = RewardSpec()
-    preference: PreferenceSpec | None = Field(None, description="Of a run on pairs; the defaults are those of its kind.")
+    preference: PreferenceSpec | None = Field(None, description="Of a run on pairs or labels; the defaults are those of its kind.")
     teacher: TeacherSpec | None = Field(None, description="A teacher, which the reference service computes.")
     algorithm: AlgorithmSpec = AlgorithmSpec()
     schedule: ScheduleSpec
@@ -99,6 +101,10 @@ class RunSpec(RunOptions):
     def publish_every(self) -> int:
         """Steps between two published versions: nobody samples with those of a run on given responses."""
         return max(1, min(self.checkpoint.every, _GROUPS_AHEAD // self.schedule.groups_per_step)) if self.trains_given else 1
+
+    def evaluates(self, step: int) -> bool:
+        """Whether the version after `step` steps is evaluated on held-out rows: before the first step, every N steps, and the final one."""
+        return self.data.eval is not None and (step % self.evaluation.every == 0 or step == self.schedule.steps)
 
     @property
     def steps_ahead(self) -> int:

@@ -97,13 +97,17 @@ class DataSpec(Section):
     train: str = Field(min_length=1, max_length=4096, description="Path, or the digest of an uploaded file.")
     eval: str | None = Field(None, max_length=4096, description="Held-out rows, never trained on.")
     prompt: ColumnName = Field("prompt", description="Column with the prompt: text, or a list of chat messages.")
-    completion: ColumnName = Field("completion", description="`sft`: column with the response to the prompt: text, or chat messages.")
+    completion: ColumnName = Field(
+        "completion", description="`sft` and `kto`: column with the response to the prompt: text, or chat messages."
+    )
     messages: ColumnName | None = Field(
         None,
-        description="`sft`: column with whole conversations, in place of prompt and completion. Every turn of the assistant is trained.",
+        description="`sft` and `kto`: column with whole conversations, in place of prompt and completion. Every turn of the assistant is "
+        "trained.",
     )
     chosen: ColumnName = Field("chosen", description="Pairs: column with the better response.")
     rejected: ColumnName = Field("rejected", description="Pairs: column with the worse response.")
+    label: ColumnName = Field("label", description="`kto`: column with true for a desirable response and false for an undesirable one.")
 
 
 class RolloutSpec(Section):
@@ -373,7 +377,7 @@ class CheckpointSpec(Section):
 
 
 class EvaluationSpec(Section):
-    """Greedy decoding of held-out rows, before the first step, every N and at the end."""
+    """Held-out rows, before the first step, every N and at the end: greedy decoding, or the loss of a run on given responses."""
 
     every: Integer = Field(50, ge=1, le=10_000_000)
     samples: Integer = Field(256, ge=1, le=100_000, description="Number of rows, from the start of the file.")

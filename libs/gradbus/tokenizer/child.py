@@ -1,7 +1,7 @@
 """A tokenizer's process: loads one model folder's tokenizer and serves its parent's requests until the stream ends.
 
     request                                   reply
-    {"load": folder, "limits": {...}}         {"stop_token_ids": [...]}
+    {"load": folder, "limits": {...}}         {"stop_token_ids": [...], "context_length": tokens}
     {"encode": [[line, prompt, responses]],   {"lengths": [...]} and the ids of each prompt, followed by those of its responses;
      "check": b}                              with `check`, none
     {"decode": true, "lengths": [...]}, ids   {"texts": [...]}
@@ -59,7 +59,7 @@ class _Child:
         if "load" in header:
             self._folder, self._reports = header["load"], True
             self._encoder = PromptEncoder(Path(self._folder), PromptLimits(**header["limits"]), self._report)
-            return Frame({"stop_token_ids": sorted(self._encoder.stop_token_ids)})
+            return Frame({"stop_token_ids": sorted(self._encoder.stop_token_ids), "context_length": self._encoder.context_length})
         if self._encoder is None:
             raise ModelError("no tokenizer is loaded; send a load first")
         if "encode" in header:

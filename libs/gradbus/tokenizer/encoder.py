@@ -70,7 +70,7 @@ class PromptEncoder:
             )
         self.max_prompt_tokens = min(room, limits.max_prompt_tokens or room, _MAX_PROMPT_TOKENS)
         self._vocab_size = info.vocab_size
-        self._context_length = info.context_length
+        self.context_length = info.context_length
         self._report = report
         _check_tokenizer_config(folder)
         self._template_file = CHAT_TEMPLATE if (folder / CHAT_TEMPLATE).is_file() else _TOKENIZER_CONFIG
@@ -119,9 +119,9 @@ class PromptEncoder:
             if not any(token >= 0 and token not in self.stop_token_ids for token in ids):
                 raise DatasetError(f"a response of line {line} has no token but the stop token; give it text, or correct the chat template")
             self._check_known([max(token, ~token) for token in ids])
-            if prompt_tokens + len(ids) > self._context_length:
+            if prompt_tokens + len(ids) > self.context_length:
                 raise DatasetError(
-                    f"line {line} has {prompt_tokens} tokens of prompt and {len(ids)} of response, {self._context_length} fit the model; "
+                    f"line {line} has {prompt_tokens} tokens of prompt and {len(ids)} of response, {self.context_length} fit the model; "
                     "shorten the row or leave it out"
                 )
         return encoded

@@ -52,6 +52,8 @@ class NumberedPrompt:
     prompt: object
     responses: Sequence[object] = ()
     """Of a dataset that gives them."""
+    label: bool | None = None
+    """Whether the response is a desirable one; only of a dataset with labels."""
 
 
 def limits_of(spec: RunSpec, submitted_unix_ns: int | None = None) -> PromptLimits:
@@ -77,6 +79,8 @@ class Tokenizer:
         self._closed = False
         self.stop_token_ids: frozenset[int] = frozenset()
         """The run's stop ids and the model's, once it is loaded."""
+        self.context_length = 0
+        """Tokens that fit the model, once it is loaded."""
 
     @classmethod
     async def open(cls, server: ForkServer, folder: Path, limits: PromptLimits, deadlines: Deadlines) -> Tokenizer:
@@ -169,6 +173,7 @@ class Tokenizer:
             await process.end()
             raise
         self.stop_token_ids = frozenset(reply.header["stop_token_ids"])
+        self.context_length = int(reply.header["context_length"])
         return process
 
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from gradbus.v1 import group_pb2 as gradbus_dot_v1_dot_group__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"gradbus/v1/reference_service.proto\x12\ngradbus.v1\x1a\x16gradbus/v1/group.proto\"M\n\x11ReferenceSequence\x12\x11\n\tsample_id\x18\x01 \x01(\t\x12\x12\n\nprompt_ids\x18\x02 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\"\x8b\x01\n\x0fLogProbsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\x12\x30\n\tsequences\x18\x03 \x03(\x0b\x32\x1d.gradbus.v1.ReferenceSequence\x12\x12\n\nof_teacher\x18\x04 \x01(\x08\x12\r\n\x05top_k\x18\x05 \x01(\r\"^\n\x10SequenceLogProbs\x12\x11\n\tsample_id\x18\x01 \x01(\t\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\x12%\n\x04rows\x18\x03 \x01(\x0b\x32\x17.gradbus.v1.TeacherRows\"A\n\x10LogProbsResponse\x12-\n\x07results\x18\x01 \x03(\x0b\x32\x1c.gradbus.v1.SequenceLogProbs2Y\n\x10ReferenceService\x12\x45\n\x08LogProbs\x12\x1b.gradbus.v1.LogProbsRequest\x1a\x1c.gradbus.v1.LogProbsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"gradbus/v1/reference_service.proto\x12\ngradbus.v1\x1a\x16gradbus/v1/group.proto\"M\n\x11ReferenceSequence\x12\x11\n\tsample_id\x18\x01 \x01(\t\x12\x12\n\nprompt_ids\x18\x02 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x03 \x01(\x0c\"\xa2\x01\n\x0fLogProbsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0btemperature\x18\x02 \x01(\x01\x12\x30\n\tsequences\x18\x03 \x03(\x0b\x32\x1d.gradbus.v1.ReferenceSequence\x12\x12\n\nof_teacher\x18\x04 \x01(\x08\x12\r\n\x05top_k\x18\x05 \x01(\r\x12\x15\n\rversion_files\x18\x06 \x03(\t\"^\n\x10SequenceLogProbs\x12\x11\n\tsample_id\x18\x01 \x01(\t\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\x12%\n\x04rows\x18\x03 \x01(\x0b\x32\x17.gradbus.v1.TeacherRows\"A\n\x10LogProbsResponse\x12-\n\x07results\x18\x01 \x03(\x0b\x32\x1c.gradbus.v1.SequenceLogProbs2Y\n\x10ReferenceService\x12\x45\n\x08LogProbs\x12\x1b.gradbus.v1.LogProbsRequest\x1a\x1c.gradbus.v1.LogProbsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,11 +35,11 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REFERENCESEQUENCE']._serialized_start=74
   _globals['_REFERENCESEQUENCE']._serialized_end=151
   _globals['_LOGPROBSREQUEST']._serialized_start=154
-  _globals['_LOGPROBSREQUEST']._serialized_end=293
-  _globals['_SEQUENCELOGPROBS']._serialized_start=295
-  _globals['_SEQUENCELOGPROBS']._serialized_end=389
-  _globals['_LOGPROBSRESPONSE']._serialized_start=391
-  _globals['_LOGPROBSRESPONSE']._serialized_end=456
-  _globals['_REFERENCESERVICE']._serialized_start=458
-  _globals['_REFERENCESERVICE']._serialized_end=547
+  _globals['_LOGPROBSREQUEST']._serialized_end=316
+  _globals['_SEQUENCELOGPROBS']._serialized_start=318
+  _globals['_SEQUENCELOGPROBS']._serialized_end=412
+  _globals['_LOGPROBSRESPONSE']._serialized_start=414
+  _globals['_LOGPROBSRESPONSE']._serialized_end=479
+  _globals['_REFERENCESERVICE']._serialized_start=481
+  _globals['_REFERENCESERVICE']._serialized_end=570
 # @@protoc_insertion_point(module_scope)

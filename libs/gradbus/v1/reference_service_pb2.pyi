@@ -18,18 +18,20 @@ class ReferenceSequence(_message.Message):
     def __init__(self, sample_id: _Optional[str] = ..., prompt_ids: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
 
 class LogProbsRequest(_message.Message):
-    __slots__ = ("run_id", "temperature", "sequences", "of_teacher", "top_k")
+    __slots__ = ("run_id", "temperature", "sequences", "of_teacher", "top_k", "version_files")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
     SEQUENCES_FIELD_NUMBER: _ClassVar[int]
     OF_TEACHER_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FILES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     temperature: float
     sequences: _containers.RepeatedCompositeFieldContainer[ReferenceSequence]
     of_teacher: bool
     top_k: int
-    def __init__(self, run_id: _Optional[str] = ..., temperature: _Optional[float] = ..., sequences: _Optional[_Iterable[_Union[ReferenceSequence, _Mapping]]] = ..., of_teacher: bool = ..., top_k: _Optional[int] = ...) -> None: ...
+    version_files: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run_id: _Optional[str] = ..., temperature: _Optional[float] = ..., sequences: _Optional[_Iterable[_Union[ReferenceSequence, _Mapping]]] = ..., of_teacher: bool = ..., top_k: _Optional[int] = ..., version_files: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class SequenceLogProbs(_message.Message):
     __slots__ = ("sample_id", "logprobs", "rows")

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class ReferenceServiceStub(object):
-    """Log-probabilities of sampled tokens under the run's base model or its teacher.
+    """Log-probabilities of sampled or given tokens under the run's base model, its teacher, or a version of the run.
     """
 
     def __init__(self, channel):
@@ -43,7 +43,7 @@ class ReferenceServiceStub(object):
 
 
 class ReferenceServiceServicer(object):
-    """Log-probabilities of sampled tokens under the run's base model or its teacher.
+    """Log-probabilities of sampled or given tokens under the run's base model, its teacher, or a version of the run.
     """
 
     def LogProbs(self, request, context):
@@ -69,7 +69,7 @@ def add_ReferenceServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class ReferenceService(object):
-    """Log-probabilities of sampled tokens under the run's base model or its teacher.
+    """Log-probabilities of sampled or given tokens under the run's base model, its teacher, or a version of the run.
     """
 
     @staticmethod

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class ReferenceServiceStub:
-    """Log-probabilities of sampled tokens under the run's base model or its teacher."""
+    """Log-probabilities of sampled or given tokens under the run's base model, its teacher, or a version of the run."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -37,13 +37,13 @@ class ReferenceServiceStub:
 
 @_typing.type_check_only
 class ReferenceServiceAsyncStub(ReferenceServiceStub):
-    """Log-probabilities of sampled tokens under the run's base model or its teacher."""
+    """Log-probabilities of sampled or given tokens under the run's base model, its teacher, or a version of the run."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     LogProbs: _aio.UnaryUnaryMultiCallable[_reference_service_pb2.LogProbsRequest, _reference_service_pb2.LogProbsResponse]  # type: ignore[assignment]
 
 class ReferenceServiceServicer(metaclass=_abc_1.ABCMeta):
-    """Log-probabilities of sampled tokens under the run's base model or its teacher."""
+    """Log-probabilities of sampled or given tokens under the run's base model, its teacher, or a version of the run."""
 
     @_abc_1.abstractmethod
     def LogProbs(

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17gradbus/v1/reward.proto\x12\ngradbus.v1\"\xef\x01\n\x0cSampleReward\x12\x11\n\tsample_id\x18\x01 \x01(\t\x12(\n\x06status\x18\x02 \x01(\x0e\x32\x18.gradbus.v1.RewardStatus\x12\x0e\n\x06reward\x18\x03 \x01(\x01\x12<\n\ncomponents\x18\x04 \x03(\x0b\x32(.gradbus.v1.SampleReward.ComponentsEntry\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x11\n\tpermanent\x18\x06 \x01(\x08\x1a\x31\n\x0f\x43omponentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xd2\x01\n\x0bScoreSample\x12\x11\n\tsample_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x0e\n\x06prompt\x18\x03 \x01(\t\x12\x10\n\x08response\x18\x04 \x01(\t\x12\x11\n\titem_json\x18\x05 \x01(\t\x12\x15\n\rfinish_reason\x18\x06 \x01(\t\x12\x16\n\x0eweight_version\x18\x07 \x01(\x03\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\x12\x12\n\nprompt_ids\x18\t \x01(\x0c\x12\x11\n\ttoken_ids\x18\n \x01(\x0c\"]\n\x0cScoreRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0breward_json\x18\x02 \x01(\t\x12(\n\x07samples\x18\x03 \x03(\x0b\x32\x17.gradbus.v1.ScoreSample\":\n\rScoreResponse\x12)\n\x07results\x18\x01 \x03(\x0b\x32\x18.gradbus.v1.SampleReward*w\n\x0cRewardStatus\x12\x1d\n\x19REWARD_STATUS_UNSPECIFIED\x10\x00\x12\x14\n\x10REWARD_STATUS_OK\x10\x01\x12\x19\n\x15REWARD_STATUS_INVALID\x10\x02\x12\x17\n\x13REWARD_STATUS_ERROR\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17gradbus/v1/reward.proto\x12\ngradbus.v1\"\xef\x01\n\x0cSampleReward\x12\x11\n\tsample_id\x18\x01 \x01(\t\x12(\n\x06status\x18\x02 \x01(\x0e\x32\x18.gradbus.v1.RewardStatus\x12\x0e\n\x06reward\x18\x03 \x01(\x01\x12<\n\ncomponents\x18\x04 \x03(\x0b\x32(.gradbus.v1.SampleReward.ComponentsEntry\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x11\n\tpermanent\x18\x06 \x01(\x08\x1a\x31\n\x0f\x43omponentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xd2\x01\n\x0bScoreSample\x12\x11\n\tsample_id\x18\x01 \x01(\t\x12\x10\n\x08group_id\x18\x02 \x01(\t\x12\x0e\n\x06prompt\x18\x03 \x01(\t\x12\x10\n\x08response\x18\x04 \x01(\t\x12\x11\n\titem_json\x18\x05 \x01(\t\x12\x15\n\rfinish_reason\x18\x06 \x01(\t\x12\x16\n\x0eweight_version\x18\x07 \x01(\x03\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\x12\x12\n\nprompt_ids\x18\t \x01(\x0c\x12\x11\n\ttoken_ids\x18\n \x01(\x0c\"t\n\x0cScoreRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x13\n\x0breward_json\x18\x02 \x01(\t\x12(\n\x07samples\x18\x03 \x03(\x0b\x32\x17.gradbus.v1.ScoreSample\x12\x15\n\rversion_files\x18\x04 \x03(\t\":\n\rScoreResponse\x12)\n\x07results\x18\x01 \x03(\x0b\x32\x18.gradbus.v1.SampleReward*w\n\x0cRewardStatus\x12\x1d\n\x19REWARD_STATUS_UNSPECIFIED\x10\x00\x12\x14\n\x10REWARD_STATUS_OK\x10\x01\x12\x19\n\x15REWARD_STATUS_INVALID\x10\x02\x12\x17\n\x13REWARD_STATUS_ERROR\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLEREWARD_COMPONENTSENTRY']._loaded_options = None
   _globals['_SAMPLEREWARD_COMPONENTSENTRY']._serialized_options = b'8\001'
-  _globals['_REWARDSTATUS']._serialized_start=649
-  _globals['_REWARDSTATUS']._serialized_end=768
+  _globals['_REWARDSTATUS']._serialized_start=672
+  _globals['_REWARDSTATUS']._serialized_end=791
   _globals['_SAMPLEREWARD']._serialized_start=40
   _globals['_SAMPLEREWARD']._serialized_end=279
   _globals['_SAMPLEREWARD_COMPONENTSENTRY']._serialized_start=230
@@ -42,7 +42,7 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_SCORESAMPLE']._serialized_start=282
   _globals['_SCORESAMPLE']._serialized_end=492
   _globals['_SCOREREQUEST']._serialized_start=494
-  _globals['_SCOREREQUEST']._serialized_end=587
-  _globals['_SCORERESPONSE']._serialized_start=589
-  _globals['_SCORERESPONSE']._serialized_end=647
+  _globals['_SCOREREQUEST']._serialized_end=610
+  _globals['_SCORERESPONSE']._serialized_start=612
+  _globals['_SCORERESPONSE']._serialized_end=670
 # @@protoc_insertion_point(module_scope)

@@ -66,14 +66,16 @@ class ScoreSample(_message.Message):
     def __init__(self, sample_id: _Optional[str] = ..., group_id: _Optional[str] = ..., prompt: _Optional[str] = ..., response: _Optional[str] = ..., item_json: _Optional[str] = ..., finish_reason: _Optional[str] = ..., weight_version: _Optional[int] = ..., traceparent: _Optional[str] = ..., prompt_ids: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ...) -> None: ...
 
 class ScoreRequest(_message.Message):
-    __slots__ = ("run_id", "reward_json", "samples")
+    __slots__ = ("run_id", "reward_json", "samples", "version_files")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     REWARD_JSON_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FILES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     reward_json: str
     samples: _containers.RepeatedCompositeFieldContainer[ScoreSample]
-    def __init__(self, run_id: _Optional[str] = ..., reward_json: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[ScoreSample, _Mapping]]] = ...) -> None: ...
+    version_files: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run_id: _Optional[str] = ..., reward_json: _Optional[str] = ..., samples: _Optional[_Iterable[_Union[ScoreSample, _Mapping]]] = ..., version_files: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ScoreResponse(_message.Message):
     __slots__ = ("results",)

@@ -29,7 +29,7 @@ class Span(_message.Message):
     def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ..., version: _Optional[int] = ..., trainable: bool = ...) -> None: ...
 
 class Sample(_message.Message):
-    __slots__ = ("sample_id", "n", "seed", "token_ids", "logprobs", "spans", "finish_reason", "text", "routed_experts")
+    __slots__ = ("sample_id", "n", "seed", "token_ids", "logprobs", "spans", "finish_reason", "text", "routed_experts", "undesirable")
     SAMPLE_ID_FIELD_NUMBER: _ClassVar[int]
     N_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
@@ -39,6 +39,7 @@ class Sample(_message.Message):
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     ROUTED_EXPERTS_FIELD_NUMBER: _ClassVar[int]
+    UNDESIRABLE_FIELD_NUMBER: _ClassVar[int]
     sample_id: str
     n: int
     seed: int
@@ -48,4 +49,5 @@ class Sample(_message.Message):
     finish_reason: FinishReason
     text: str
     routed_experts: bytes
-    def __init__(self, sample_id: _Optional[str] = ..., n: _Optional[int] = ..., seed: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., text: _Optional[str] = ..., routed_experts: _Optional[bytes] = ...) -> None: ...
+    undesirable: bool
+    def __init__(self, sample_id: _Optional[str] = ..., n: _Optional[int] = ..., seed: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., text: _Optional[str] = ..., routed_experts: _Optional[bytes] = ..., undesirable: bool = ...) -> None: ...

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from gradbus_hostile.damage import Damage, family, fields
-from gradbus_hostile.material import Json, Material, good_rows, pair, row
+from gradbus_hostile.material import Json, Material, good_rows, labelled, pair, row
 from gradbus_hostile.table.submission import ANY, FAILED, HARMLESS, REFUSED, Submission
 
 _LATE: Final = 200
@@ -31,9 +31,22 @@ def _ranked(name: str, change: Damage, ends: frozenset[Any] = REFUSED, **changes
     return Submission(f"given: {name}", body, ends)
 
 
+def _held_out(name: str, *lines: str, ends: frozenset[Any] = REFUSED, **changes: Any) -> Submission:
+    def body(material: Material) -> Json:
+        made = material.given("dpo", good_pairs(), **changes)
+        return made | {"data": made["data"] | {"eval": material.rows(lines)["data"]["train"]}}
+
+    return Submission(f"given: {name}", body, ends)
+
+
 def good_pairs(count: int = 8) -> Iterable[str]:
     """Pairs without fault."""
     return [pair()] * count
+
+
+def good_labels(count: int = 8) -> Iterable[str]:
+    """Labelled responses without fault."""
+    return [labelled(label=n % 2 == 0) for n in range(count)]
 
 
 GIVEN: Final = (
@@ -71,6 +84,22 @@ GIVEN: Final = (
     _given("a beta of 0", "dpo", *good_pairs(), preference={"beta": 0.0}),
     _given("a loss that is a list", "dpo", *good_pairs(), preference=[1]),
     _given("a scorer that nothing asks", "dpo", *good_pairs(), reward={"service": "http://127.0.0.1:9/score"}),
+    _given("good labels", "kto", *good_labels(), ends=HARMLESS),
+    _given("one label", "kto", labelled(), ends=HARMLESS),
+    _given("labels that are not there", "kto", *good_labels(), data={"label": "good"}),
+    _given("a label that is 1", "kto", labelled(label=1)),
+    _given("a label that is text behind 300 good ones", "kto", *good_labels(300), labelled(label="true")),
+    _given("a label that is null", "kto", labelled(label=None)),
+    _given("labels in the column of completions", "kto", *good_labels(), data={"label": "completion"}),
+    _given("a label of a conversation without an answer", "kto", '{"turns": [], "label": true}', data={"messages": "turns"}),
+    _given("a labelled response beyond the context", "kto", *good_labels(_LATE), labelled(completion=_LONG), ends=FAILED),
+    _given("weights of 0", "kto", *good_labels(), ends=ANY, preference={"desirable_weight": 0.0, "undesirable_weight": 0.0}),
+    _given("a weight below 0", "kto", *good_labels(), preference={"desirable_weight": -1.0}),
+    _held_out("good held-out pairs", *good_pairs(), ends=HARMLESS, evaluation={"every": 1}),
+    _held_out("held-out pairs that are none", *good_rows(8)),
+    _held_out("a held-out pair that is equal", pair(rejected="moon")),
+    _held_out("a held-out pair beyond the context behind the checked rows", *good_pairs(_LATE), pair(rejected=_LONG), ends=FAILED),
+    _held_out("a metric of a loss", *good_pairs(), evaluation={"metric": "exact"}),
     _ranked("a good reward model", lambda _: None, HARMLESS),
     _ranked("a reward model of labels without end", fields("config.json", num_labels=2**63), HARMLESS | REFUSED),
     _ranked("a reward model of a family without one", family("gpt2")),

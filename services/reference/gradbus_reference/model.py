@@ -1,11 +1,11 @@
-"""The frozen models of runs, base models, teachers and reward models, held in memory by the digests of their files and the runs' dtypes."""
+"""The frozen models of runs, base models, teachers, reward models and versions, held in memory by their files' digests and dtypes."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,17 +14,21 @@ from typing import Generic, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file
 
 from gradbus.bus import Bucket
 from gradbus.control.runs import RunRecord
 from gradbus.errors import ModelError
+from gradbus.formats.frozen import frozen_names
 from gradbus.formats.tokens import ID_DTYPE, LOGPROB_DTYPE
 from gradbus.objects import ObjectStore, materialise
+from gradbus.objects.folder import partial_folder
 from gradbus.process.limits import return_memory
-from gradbus.spec import ModelSpec, RunSpec
-from gradbus_kernels.models.causal_lm import head_inputs, load_causal_lm, packed_logprobs
+from gradbus.spec import LoraSpec, ModelSpec, RunSpec
+from gradbus_kernels.models.causal_lm import head_inputs, load_causal_lm, load_weights, packed_logprobs
 from gradbus_kernels.models.dtypes import DTYPES
 from gradbus_kernels.models.loading import enough_memory, return_device_memory
+from gradbus_kernels.models.lora import add_adapters
 from gradbus_kernels.models.packing import TokenSequence, split_by_tokens
 from gradbus_kernels.models.reward.model import load_reward_model
 from gradbus_kernels.operators import linear_teacher_rows
@@ -40,15 +44,35 @@ def row_dtype(count: int) -> np.dtype[np.void]:
     return np.dtype([("own", LOGPROB_DTYPE), ("ids", ID_DTYPE, (count,)), ("logprobs", LOGPROB_DTYPE, (count + 1,))])
 
 
+@dataclass(frozen=True, slots=True)
+class VersionWeights:
+    """The trained weights of a version, by the names that it is stored with, to take the place of the base model's."""
+
+    tensors: Mapping[str, torch.Tensor]
+    lora: LoraSpec | None = None
+    """Given if they are adapters, which stand beside the base model's weights."""
+
+
 class ReferenceModel:
     """Token log-probabilities under frozen weights."""
 
-    def __init__(self, folder: Path, budget: int = 8192, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        budget: int = 8192,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        version: VersionWeights | None = None,
+    ) -> None:
         """Loads the model in `folder`; `budget` is the number of tokens of one forward pass, which computes in `dtype`.
 
-        Raises ModelError and OutOfMemoryError.
+        With `version` it has that one's weights. Raises ModelError and OutOfMemoryError.
         """
         self._model = load_causal_lm(folder, dtype, device)
+        if version is not None:
+            with enough_memory():
+                trained = self._model.stored(self._model.trained_parameters())
+                load_weights(trained if version.lora is None else add_adapters(self._model, version.lora, 0), version.tensors)
         self._model.requires_grad_(False)
         self._budget = budget
 
@@ -90,12 +114,22 @@ class ReferenceModel:
 class ScoringModel:
     """Scores under frozen weights of a reward model."""
 
-    def __init__(self, folder: Path, budget: int = 8192, device: str = "cpu", dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        budget: int = 8192,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        version: VersionWeights | None = None,
+    ) -> None:
         """Loads the model in `folder`; `budget` is the number of tokens of one forward pass. Its decoder computes in `dtype`.
 
-        Raises ModelError and OutOfMemoryError.
+        With `version` it has that one's weights. Raises ModelError and OutOfMemoryError.
         """
         self._model = load_reward_model(folder, dtype, device)
+        if version is not None:
+            with enough_memory():
+                load_weights(dict(self._model.named_parameters()), version.tensors)
         self._model.requires_grad_(False)
         self._budget = budget
 
@@ -114,7 +148,7 @@ class ScoringModel:
 
 FrozenModel = ReferenceModel | ScoringModel
 Model = TypeVar("Model", ReferenceModel, ScoringModel)
-_Key = tuple[Path, torch.dtype, type[FrozenModel]]
+_Key = tuple[Path, torch.dtype, type[FrozenModel], tuple[str, ...], LoraSpec | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,21 +189,29 @@ class ModelCache:
         self._used_at.clear()
         await asyncio.to_thread(_return_memory)
 
-    async def base_of(self, run_id: str) -> RunModel[ReferenceModel]:
-        """The run's base model. Raises ModelError if the run or its files are not known, and the errors of `materialise`."""
+    async def policy_of(self, run_id: str, version_files: Sequence[str] = ()) -> RunModel[ReferenceModel]:
+        """The run's base model, or the version of these files.
+
+        Raises ModelError if the run or its files are not known, and the errors of `materialise`.
+        """
         spec = await self._spec_of(run_id)
-        return await self._model_of(run_id, spec, spec.model, ReferenceModel)
+        return await self._model_of(run_id, spec, spec.model, ReferenceModel, version_files)
 
     async def teacher_of(self, run_id: str) -> RunModel[ReferenceModel]:
-        """The run's teacher. Raises ModelError if the run has none, and as `base_of` does."""
+        """The run's teacher. Raises ModelError if the run has none, and as `policy_of` does."""
         spec = await self._spec_of(run_id)
         if spec.teacher is None:
             raise ModelError(f"the spec of {run_id} names no teacher; ask for the base model's log-probabilities")
         return await self._model_of(run_id, spec, spec.teacher, ReferenceModel)
 
-    async def reward_of(self, run_id: str) -> RunModel[ScoringModel]:
-        """The run's reward model. Raises ModelError if the run has none, and as `base_of` does."""
+    async def reward_of(self, run_id: str, version_files: Sequence[str] = ()) -> RunModel[ScoringModel]:
+        """The run's reward model, or the version of these files of a run that trains one.
+
+        Raises ModelError if the run has none, and as `policy_of` does.
+        """
         spec = await self._spec_of(run_id)
+        if version_files:
+            return await self._model_of(run_id, spec, spec.model, ScoringModel, version_files)
         if spec.reward.model is None:
             raise ModelError(f"the spec of {run_id} names no reward model; ask the reward service for scores")
         return await self._model_of(run_id, spec, spec.reward.model, ScoringModel)
@@ -180,26 +222,41 @@ class ModelCache:
             raise ModelError(f"run {run_id} is not known; name a run that the gateway has accepted")
         return RunRecord.model_validate_json(entry.value).spec
 
-    async def _model_of(self, run_id: str, spec: RunSpec, model: ModelSpec, kind: type[Model]) -> RunModel[Model]:
+    async def _model_of(
+        self, run_id: str, spec: RunSpec, model: ModelSpec, kind: type[Model], version_files: Sequence[str] = ()
+    ) -> RunModel[Model]:
         if not model.files:
             raise ModelError(f"the spec of {run_id} names no model files; submit the run through the gateway")
         folder = await materialise(self._objects, model.files, self._settings.cache_dir / "models")
         # In another dtype than the trainer's, the rounding would be a part of the KL.
-        return RunModel(await self._load(folder, DTYPES[spec.trainer.dtype], kind), spec.is_deterministic)
+        lora = spec.trainer.lora if version_files else None
+        found = await self._load(kind, (folder, DTYPES[spec.trainer.dtype], kind, tuple(version_files), lora))
+        return RunModel(found, spec.is_deterministic)
 
-    async def _load(self, folder: Path, dtype: torch.dtype, kind: type[Model]) -> Model:
-        key = folder, dtype, kind
+    async def _load(self, kind: type[Model], key: _Key) -> Model:
+        folder, dtype, _, version_files, lora = key
         found = self._loaded.get(key)
         if not isinstance(found, kind):
             while len(self._loaded) >= self._settings.models:
                 self._loaded.popitem(last=False)
             loop = asyncio.get_running_loop()
             budget, device = self._settings.micro_batch_tokens, self._settings.device
-            found = await loop.run_in_executor(self._torch_thread, kind, folder, budget, device, dtype)
+            version = VersionWeights(await self._tensors(version_files), lora) if version_files else None
+            found = await loop.run_in_executor(self._torch_thread, kind, folder, budget, device, dtype, version)
             self._loaded[key] = found
         self._loaded.move_to_end(key)
         self._used_at[key] = time.monotonic()
         return found
+
+    async def _tensors(self, version_files: Sequence[str]) -> dict[str, torch.Tensor]:
+        """What the version trains, checked against the digests and mapped: the mappings survive their files."""
+        tensors: dict[str, torch.Tensor] = {}
+        async with partial_folder(self._settings.cache_dir / "versions") as folder:
+            for at, digest in enumerate(version_files):
+                loaded = await asyncio.to_thread(load_file, await self._objects.blob_file(digest, folder / str(at)))
+                frozen = frozen_names(loaded)
+                tensors |= {name: tensor for name, tensor in loaded.items() if name not in frozen}
+        return tensors
 
 
 def _return_memory() -> None:

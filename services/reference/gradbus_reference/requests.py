@@ -1,4 +1,4 @@
-"""What a call asks of a model of its run, and its answer: log-probabilities of base model or teacher, or scores of the reward model."""
+"""What a call asks of a model of its run, and its answer: log-probabilities, or scores of a reward model."""
 
 from __future__ import annotations
 
@@ -61,13 +61,14 @@ class Question(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LogProbsQuestion:
-    """Log-probabilities under the run's base model or its teacher."""
+    """Log-probabilities under the run's base model, its teacher, or a version of the run."""
 
     run_id: str
     temperature: float
     of_teacher: bool = False
     top_k: int = 0
     """Most likely tokens of each position; 0: none."""
+    version_files: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises ModelError for a temperature that cannot divide logits."""
@@ -76,10 +77,10 @@ class LogProbsQuestion:
 
     async def prepared(self, models: ModelCache) -> Computation:
         """See `Question`."""
-        found = await (models.teacher_of(self.run_id) if self.of_teacher else models.base_of(self.run_id))
+        found = await (models.teacher_of(self.run_id) if self.of_teacher else models.policy_of(self.run_id, self.version_files))
         model = found.model
         if self.top_k >= model.vocabulary:
-            raise ModelError(f"top_k is {self.top_k} and the teacher has {model.vocabulary} tokens; ask for fewer")
+            raise ModelError(f"top_k is {self.top_k} and the model has {model.vocabulary} tokens; ask for fewer")
         compute: Callable[[Sequence[TokenSequence]], Sequence[Values]] = (
             partial(model.rows, temperature=self.temperature, count=self.top_k)
             if self.top_k
@@ -90,13 +91,14 @@ class LogProbsQuestion:
 
 @dataclass(frozen=True, slots=True)
 class ScoreQuestion:
-    """Scores of the run's reward model."""
+    """Scores of the run's reward model, or of a version of a run that trains one."""
 
     run_id: str
+    version_files: tuple[str, ...] = ()
 
     async def prepared(self, models: ModelCache) -> Computation:
         """See `Question`."""
-        found = await models.reward_of(self.run_id)
+        found = await models.reward_of(self.run_id, self.version_files)
         return Computation(found.model.scores, found.model.vocabulary, found.group_by_group)
 
 

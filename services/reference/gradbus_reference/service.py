@@ -34,7 +34,7 @@ _STATUS_NAMES = {number: name for name, number in STATUS.items()}
 
 
 class ReferenceService(ReferenceServiceServicer, RewardServiceServicer):
-    """Token log-probabilities under a run's base model or teacher, and scores of its reward model."""
+    """Token log-probabilities under a run's base model, its teacher or a version of it, and scores of its reward model."""
 
     def __init__(self, batcher: Batcher, waiting_calls: int) -> None:
         self._batcher = batcher
@@ -46,7 +46,8 @@ class ReferenceService(ReferenceServiceServicer, RewardServiceServicer):
         """See the proto."""
         await self._refuse_beyond_bound(context)
         try:
-            question = LogProbsQuestion(checked_name(request.run_id, "run"), request.temperature, request.of_teacher, request.top_k)
+            asked = (request.of_teacher, request.top_k, tuple(request.version_files))
+            question = LogProbsQuestion(checked_name(request.run_id, "run"), request.temperature, *asked)
             return logprobs_response(request.sequences, await self._batcher.values(question, decoded(request.sequences)))
         except _FAILURES as error:
             # The conductor ends a run whose calls fail by a precondition again and again.
@@ -57,7 +58,7 @@ class ReferenceService(ReferenceServiceServicer, RewardServiceServicer):
         """See the proto. A failure of the model is a result, as it is with every other scorer."""
         await self._refuse_beyond_bound(context)
         try:
-            question = ScoreQuestion(checked_name(request.run_id, "run"))
+            question = ScoreQuestion(checked_name(request.run_id, "run"), tuple(request.version_files))
             response = score_response(request.samples, await self._batcher.values(question, decoded(request.samples)))
         except _FAILURES as error:
             response = failed_scores(request, _described(error), permanent=not is_infrastructure(error))

@@ -20,7 +20,7 @@ from gradbus.ids import sample_id
 from gradbus.process import WorkerHeartbeat
 from gradbus.v1.group_pb2 import Group
 from gradbus.v1.sample_pb2 import FINISH_REASON_STOP
-from gradbus.v1.task_pb2 import GroupTask, Task
+from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
 from gradbus_rollout.run_faults import fatal_for_run
 from gradbus_rollout.tasks.group_publisher import GroupPublisher
 from gradbus_rollout.tasks.prompts import GivenResponse, PromptTable
@@ -37,7 +37,9 @@ class DatasetWorkerParts:
 
     bus: Bus
     groups: GroupStore
-    table: PromptTable
+    training: PromptTable
+    evaluation: PromptTable | None
+    """None: the run evaluates nothing."""
     heartbeat: WorkerHeartbeat
 
 
@@ -46,6 +48,7 @@ class DatasetWorker:
 
     def __init__(self, record: RunRecord, parts: DatasetWorkerParts) -> None:
         self._run_id = record.run_id
+        self._mismatches = record.spec.kind == "kto"
         self._parts = parts
         self._presence = parts.heartbeat.presence
         self._presence.engine = ENGINE
@@ -56,23 +59,45 @@ class DatasetWorker:
         """Fetches tasks and publishes their rows. Raises DatasetError and ModelError, marked as fatal for the run."""
         while True:
             tasks = [delivery.task for delivery in await self._queue.fetch(_TASKS_AT_ONCE)]
-            self._presence.claims = [group.index for task in tasks for group in task.groups]
+            self._claim(tasks)
             for task in tasks:
                 with fatal_for_run(self._presence):
                     groups = await self._groups(task)
                 crash_points.reached("mid-encode")
                 await self._publisher.publish(task, groups)
-                self._parts.heartbeat.progressed(max(group.index for group in groups))
-            self._presence.claims = []
+                if task.kind == TaskKind.TASK_KIND_TRAIN:
+                    self._parts.heartbeat.progressed(max(group.index for group in groups))
+            self._claim([])
+
+    def _claim(self, tasks: Sequence[Task]) -> None:
+        training = [task for task in tasks if task.kind == TaskKind.TASK_KIND_TRAIN]
+        self._presence.claims = [group.index for task in training for group in task.groups]
+        self._presence.evaluation_claims = [
+            (task.version, group.index) for task in tasks if task.kind != TaskKind.TASK_KIND_TRAIN for group in task.groups
+        ]
 
     async def _groups(self, task: Task) -> list[Group]:
-        table, rows = self._parts.table, [group.row for group in task.groups]
-        prompts, texts, responses = await table.ids(rows), await table.texts(rows), await table.responses(rows)
+        is_training = task.kind == TaskKind.TASK_KIND_TRAIN
+        table = self._parts.training if is_training or self._parts.evaluation is None else self._parts.evaluation
+        rows = [group.row for group in task.groups]
+        prompts, texts, labels = await table.ids(rows), await table.texts(rows), await table.labels(rows)
+        responses = await self._responses(table, rows, [len(ids) for ids in prompts])
         decoded = iter(await table.decode([response.ids for given in responses for response in given]))
-        columns = zip(task.groups, prompts, texts, responses, strict=True)
-        return [
-            self._group(task, group, (ids, text), [(response, next(decoded)) for response in given]) for group, ids, text, given in columns
-        ]
+        groups: list[Group] = []
+        for of, ids, text, given, label in zip(task.groups, prompts, texts, responses, labels, strict=True):
+            group = self._group(task, of, (ids, text), [(response, next(decoded)) for response in given])
+            group.samples[0].undesirable = label is False
+            groups.append(group)
+        return groups
+
+    async def _responses(self, table: PromptTable, rows: Sequence[int], prompt_tokens: Sequence[int]) -> list[Sequence[GivenResponse]]:
+        """The responses of each row. Of a row with a label the second is that of another row, as far as it fits the context."""
+        responses = await table.responses(rows)
+        if not self._mismatches:
+            return responses
+        others = await table.responses([table.other_row(row) for row in rows])
+        rooms = [table.context_length - tokens for tokens in prompt_tokens]
+        return [[*own, other.cut(room)] for own, (other,), room in zip(responses, others, rooms, strict=True)]
 
     def _group(self, task: Task, of: GroupTask, prompt: tuple[Sequence[int], str], responses: Sequence[tuple[GivenResponse, str]]) -> Group:
         """The group of a row; `prompt` is token ids and text, and each response has its text."""

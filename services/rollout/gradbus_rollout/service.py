@@ -80,7 +80,7 @@ class RolloutService:
             # A failure from here on may be this machine's alone, so another worker may serve the run.
             if prepared is None:
                 groups = GroupStore(self._clients.buffer, record.run_id)
-                parts = DatasetWorkerParts(self._clients.bus, groups, data.training, self._clients.heartbeat)
+                parts = DatasetWorkerParts(self._clients.bus, groups, data.training, data.evaluation, self._clients.heartbeat)
                 await DatasetWorker(record, parts).serve()
             else:
                 await self._serve(record, prepared)

@@ -133,8 +133,8 @@ class TrainLoop:
         self._parts.reporter.trained(step, metrics, stats, seconds)
 
     def _is_published(self, step: int) -> bool:
-        """Whether a version follows `step` trained steps: every step's if rollouts sample with it, and that of each checkpoint."""
-        return step % self._spec.publish_every == 0 or self._parts.checkpoints.is_due(step)
+        """Whether a version follows `step` trained steps: each if rollouts sample with it, else for a checkpoint or an evaluation."""
+        return step % self._spec.publish_every == 0 or self._spec.evaluates(step) or self._parts.checkpoints.is_due(step)
 
     def _learn(self, batch: Batch) -> StepMetrics:
         """Trains the batch; in the learner's thread."""

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from gradbus.bus import Bucket
 from gradbus.control.runs import RunRecord
 from gradbus.errors import GradbusError
-from gradbus.spec import RunSpec
+from gradbus.spec import EVALUATED_VERSIONS, RunSpec
 from gradbus.telemetry import get_logger
 from gradbus.v1.weights_pb2 import CheckpointManifest, WeightManifest
 from gradbus_weight_store.delete_lock import StoreDeleteLock
@@ -22,7 +22,6 @@ from gradbus_weight_store.manifests import Manifests, named_versions
 from gradbus_weight_store.named_blobs import NamedBlobs, delete_blobs
 
 _log = get_logger(__name__)
-_EVALUATED_VERSIONS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ class RetentionPolicy:
         if not self.evaluation_every:
             return set()
         newest = head_step // self.evaluation_every
-        return {max(0, newest - back) * self.evaluation_every for back in range(_EVALUATED_VERSIONS)}
+        return {max(0, newest - back) * self.evaluation_every for back in range(EVALUATED_VERSIONS)}
 
 
 class Retention:

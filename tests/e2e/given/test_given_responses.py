@@ -41,6 +41,20 @@ def paired(models, rows, supervised):
     return make
 
 
+@pytest.fixture(scope="module")
+def labelled(rows, supervised):
+    """Makes a spec on labelled responses: six steps of four."""
+    given = [(word, answer if at % 3 else f"{word} {word}", at % 3 > 0) for at, (word, answer) in enumerate(ANSWERS.items())]
+    train = rows({"prompt": f"{word} and", "answer": f" {answer}", "good": label} for word, answer, label in given)
+
+    def make(**changes):
+        data = {"train": train, "completion": "answer", "label": "good"}
+        weights = {"desirable_weight": 1.0, "undesirable_weight": 1.5}
+        return supervised(name="labels", kind="kto", data=data, preference=weights, **changes)
+
+    return make
+
+
 def response_logprobs(model, prompt, response):
     logits = model(torch.tensor([[*prompt, *response]])).logits[0, len(prompt) - 1 : -1]
     return logits.double().log_softmax(-1).gather(1, torch.tensor(response)[:, None])[:, 0]
@@ -83,6 +97,29 @@ def pair_loop(folder, steps, loss_of):
         optimizer.step()
         losses.append(loss.item())
     return losses
+
+
+def label_loop(folder, steps, undesirable):
+    """Loss and z of each step of a loop over [(prompt, response), (prompt, another row's response), ...] with these labels."""
+    model, base = AutoModelForCausalLM.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.0)
+    found = []
+    for rows, bad in zip(steps, undesirable, strict=True):
+        with torch.no_grad():
+            distances = [(response_logprobs(model, *row) - response_logprobs(base, *row)).sum() for row in rows[1::2]]
+            references = [response_logprobs(base, *row).sum() for row in rows[::2]]
+            z = max(0.0, float(torch.stack(distances).mean()))
+        terms = []
+        for row, reference, is_bad in zip(rows[::2], references, bad, strict=True):
+            ratio = response_logprobs(model, *row).sum() - reference
+            terms.append(1.5 * (1.0 - torch.sigmoid(0.1 * (z - ratio))) if is_bad else 1.0 - torch.sigmoid(0.1 * (ratio - z)))
+        loss = torch.stack(terms).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        found.append((loss.item(), z))
+    return found
 
 
 def plain_loop(folder, steps):
@@ -133,6 +170,29 @@ def test_a_run_on_pairs_is_a_plain_loop_over_its_loss(lab, paired, models, loss_
     assert steps[-1]["margin"] > steps[0]["margin"]
     assert "reward" not in steps[0]
     assert run["kind"] == loss_of.__name__
+
+
+def test_a_run_on_labels_is_a_plain_loop_over_its_loss(lab, gradbus, labelled, models):
+    run = lab.train(labelled())
+    samples = lab.client.samples(run["id"], limit=1000)["data"]
+    labels = [[sample["label"] for sample in samples if sample["step"] == step] for step in range(run["steps"])]
+    assert {label for step in labels for label in step[1::2]} == {"mismatched"}
+    undesirable = [[label == "undesirable" for label in step[::2]] for step in labels]
+    assert sum(map(sum, undesirable)) == 9
+    expected = label_loop(models / "llama", trained_rows(lab, run), undesirable)
+    steps = lab.events(run["id"], "metrics")
+    assert [step["loss"] for step in steps] == pytest.approx([loss for loss, _ in expected], rel=1e-4)
+    assert [step["kl"] for step in steps] == pytest.approx([z for _, z in expected], abs=1e-3)
+    assert steps[-1]["margin"] > 0.0
+    assert not {"accuracy", "reward"} & steps[0].keys()
+    assert run["progress"]["pair_accuracy"] is None
+    (listed,) = [line for line in gradbus("runs").stdout.splitlines() if run["id"] in line]
+    assert listed.split()[4:6] == ["kto", "succeeded"]
+    assert "  loss " in listed
+    assert "accuracy" not in listed
+    [first, second] = gradbus("samples", run["id"], "--index", 0).stdout.splitlines()[0:8:3][:2]
+    assert first.startswith("0.0  step 0  ")
+    assert second == "0.1  step 0  mismatched  train"
 
 
 def test_the_command_shows_a_run_on_pairs_by_its_loss_and_its_labels(lab, gradbus, paired):

@@ -16,6 +16,7 @@ from gradbus.buffer import BufferSettings, open_buffer
 from gradbus.bus import Bucket, Buckets, Bus, BusSettings, Lease, View
 from gradbus.control.runs import RunRecord, RunStatus, WorkerPresence
 from gradbus.experience import ExperienceLog
+from gradbus.formats.tokens import pack_logprobs
 from gradbus.objects import ObjectStore
 from gradbus.process import Process
 from gradbus.rpc import RpcServer, RpcSettings, open_channel, token_hash
@@ -63,9 +64,12 @@ class Scorer(RewardServiceServicer):
     release: asyncio.Event | None = None
     """The first call's results wait for it."""
     asked: dict[str, int] = field(default_factory=dict)
+    versions: list[list[str]] = field(default_factory=list)
+    """Files of the version that each call names."""
 
     async def Score(self, request, context):  # noqa: N802
         self.calls += 1
+        self.versions.append(list(request.version_files))
         is_first = self.calls == 1
         if self.hangs([sample.sample_id for sample in request.samples], self.calls):
             await self._hang()
@@ -103,12 +107,18 @@ class Reference(ReferenceServiceServicer):
     """Sample ids of each call."""
     teacher: list[str] = field(default_factory=list)
     """Sample ids of the calls that asked for the teacher's."""
+    versions: list[list[str]] = field(default_factory=list)
+    """Files of the version that each call names."""
+    value: float = 0.0
+    """Of every token."""
 
     async def LogProbs(self, request, context):  # noqa: N802
-        results = [SequenceLogProbs(sample_id=item.sample_id, logprobs=bytes(len(item.token_ids))) for item in request.sequences]
+        token = pack_logprobs([self.value])
+        results = [SequenceLogProbs(sample_id=item.sample_id, logprobs=token * (len(item.token_ids) // 4)) for item in request.sequences]
         if count := request.top_k:
             for result in results:
                 result.rows.ids, result.rows.logprobs = bytes(count * len(result.logprobs)), bytes((count + 1) * len(result.logprobs))
+        self.versions.append(list(request.version_files))
         self.calls.append([item.sample_id for item in request.sequences])
         self.asked += self.calls[-1]
         self.teacher += self.calls[-1] if request.of_teacher else []

@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from gradbus.bus import Buckets, Bus, BusSettings
@@ -77,6 +78,18 @@ async def new_run(nats_url, object_url):
         return run_id
 
     return run
+
+
+@pytest.fixture
+def stored_file(object_url, tmp_path):
+    """Stores tensors as one file of a version; returns its digest."""
+    objects = ObjectStore.open(object_url)
+
+    async def store(tensors):
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, tmp_path / "version.safetensors")
+        return await objects.put_file(tmp_path / "version.safetensors")
+
+    return store
 
 
 @pytest.fixture

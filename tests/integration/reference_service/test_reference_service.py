@@ -1,6 +1,7 @@
 """The reference service as a process: it finds a run's base model by the digests in its spec."""
 
 import asyncio
+import copy
 
 import grpc
 import numpy as np
@@ -81,13 +82,56 @@ async def test_the_teachers_most_likely_tokens_come_with_the_mass_of_the_others(
         np.testing.assert_allclose(np.frombuffer(result.logprobs, "<f4"), expected(teacher, sequence, 0.7), rtol=1e-5, atol=1e-5)
     request.top_k = 17
     code, details = await status_of(stub.LogProbs(request, timeout=60))
-    assert (code, "the teacher has 17 tokens" in details) == (grpc.StatusCode.FAILED_PRECONDITION, True)
+    assert (code, "the model has 17 tokens" in details) == (grpc.StatusCode.FAILED_PRECONDITION, True)
 
 
 async def test_a_run_without_a_teacher_is_told_so(stub, run_id):
     code, details = await status_of(stub.LogProbs(LogProbsRequest(run_id=run_id, temperature=1.0, of_teacher=True), timeout=60))
     assert code == grpc.StatusCode.FAILED_PRECONDITION
     assert details.endswith("names no teacher; ask for the base model's log-probabilities")
+
+
+def lora_adapters(model, rank, scale):
+    """Drawn adapters of the query projections under peft's names, and the model with them merged."""
+    draw, merged, adapters = torch.Generator().manual_seed(4), copy.deepcopy(model), {}
+    for number, layer in enumerate(merged.model.layers):
+        weight = layer.self_attn.q_proj.weight
+        down, up = torch.randn(rank, weight.shape[1], generator=draw), torch.randn(weight.shape[0], rank, generator=draw)
+        name = f"base_model.model.model.layers.{number}.self_attn.q_proj"
+        adapters |= {f"{name}.lora_A.weight": down, f"{name}.lora_B.weight": up}
+        weight.data += scale * up @ down
+    return adapters, merged
+
+
+@pytest.mark.parametrize("lora", [None, {"rank": 2, "alpha": 4, "target_modules": ["q_proj"]}], ids=["every weight", "adapters"])
+async def test_a_version_computes_with_its_own_weights_and_the_base_model_stays_what_it_is(stub, new_run, folder, model, stored_file, lora):
+    run_id = await new_run(folder / "model", kind="sft", reward={}, trainer={"lora": lora})
+    if lora is None:
+        other = copy.deepcopy(model)
+        for parameter in other.parameters():
+            parameter.data += 0.05
+        tensors = other.state_dict()
+    else:
+        tensors, other = lora_adapters(model, 2, 2.0)
+    asked, version = sequences(0), [await stored_file(tensors)]
+    for files, computes in (((), model), (version, other), ((), model)):
+        request = LogProbsRequest(run_id=run_id, temperature=1.0, sequences=asked, version_files=files)
+        for sequence, result in zip(asked, (await stub.LogProbs(request, timeout=60)).results, strict=True):
+            np.testing.assert_allclose(np.frombuffer(result.logprobs, "<f4"), expected(computes, sequence, 1.0), rtol=1e-4, atol=1e-5)
+    moved = [np.abs(expected(other, sequence, 1.0) - expected(model, sequence, 1.0)).max() for sequence in asked]
+    assert max(moved) > 1e-2
+    assert not list((folder / "cache" / "versions").iterdir()), "files of versions do not stay"
+
+
+async def test_a_version_that_is_gone_or_of_another_model_says_so(stub, new_run, folder, model, stored_file):
+    run_id = await new_run(folder / "model", kind="sft", reward={})
+    gone = LogProbsRequest(run_id=run_id, temperature=1.0, sequences=sequences(0), version_files=["sha256:" + "0" * 64])
+    assert (await status_of(stub.LogProbs(gone, timeout=60)))[0] == grpc.StatusCode.UNAVAILABLE
+    other = await stored_file({"model.norm.weight": torch.ones(3)})
+    wrong = LogProbsRequest(run_id=run_id, temperature=1.0, sequences=sequences(0), version_files=[other])
+    code, details = await status_of(stub.LogProbs(wrong, timeout=60))
+    assert code == grpc.StatusCode.FAILED_PRECONDITION
+    assert "the weights are of another model" in details
 
 
 @pytest.mark.parametrize("wrong", [-1, 17, 2**31 - 1])

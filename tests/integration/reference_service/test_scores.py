@@ -1,6 +1,7 @@
 """Scores of a run's reward model by the reference service, asked as the conductor asks a scorer."""
 
 import asyncio
+import copy
 
 import numpy as np
 import pytest
@@ -107,3 +108,18 @@ async def test_what_cannot_be_scored_is_an_error_with_advice(stub, run_id, new_r
     assert f"the spec of {without} names no reward model" in await reason(request(without, samples(0)))
     not_finite = await new_run(folder / "model", spoiled(folder / "scorer", tmp_path / "scorer", float("nan")))
     assert "score.weight holds values that are not finite" in await reason(request(not_finite, samples(0)))
+
+
+async def test_a_version_of_a_run_that_trains_a_reward_model_scores_by_its_own_weights(stub, new_run, folder, model, scorer, stored_file):
+    """The run's own model is the one that it started from; nothing else scores it."""
+    run_id = await new_run(folder / "scorer", kind="reward_model", reward={})
+    changed = {name: tensor + 0.05 for name, tensor in scorer.state_dict().items()}
+    asked = samples(0)
+    response = await stub.Score(ScoreRequest(run_id=run_id, samples=asked, version_files=[await stored_file(changed)]), timeout=60)
+    other = copy.deepcopy(scorer)
+    other.load_state_dict(changed)
+    found = [result.reward for result in response.results]
+    np.testing.assert_allclose(found, [expected(other, sample) for sample in asked], atol=1e-5)
+    assert abs(found[0] - expected(scorer, asked[0])) > 1e-3
+    without = await stub.Score(request(run_id, asked), timeout=60)
+    assert "names no reward model" in without.results[0].reason

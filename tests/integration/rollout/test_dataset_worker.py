@@ -40,7 +40,9 @@ def task(*groups):
 
 
 def content(rows):
-    return b"".join(json.dumps({"prompt": prompt, "responses": responses}).encode() + b"\n" for prompt, responses in rows)
+    """Rows of prompt, responses and, if they have one, a label."""
+    names = ("prompt", "responses", "label")
+    return b"".join(json.dumps(dict(zip(names, row, strict=False))).encode() + b"\n" for row in rows)
 
 
 @pytest.fixture
@@ -77,14 +79,21 @@ async def hints(bus, run_id):
 
 @pytest.fixture
 def worker_of(bus, store, tokenizer, run_id):
-    """A worker of these rows."""
+    """A worker of these rows; those with a label are of a run of kind `kto`."""
 
-    async def make(rows, name="worker-a"):
-        body = {"name": "given", "kind": "dpo", "model": {"path": "m"}, "data": {"train": "t"}, "schedule": {"steps": 10}}
+    async def make(rows, name="worker-a", held_out=()):
+        body = {
+            "name": "given",
+            "kind": "dpo" if len(rows[0]) == 2 else "kto",
+            "model": {"path": "m"},
+            "data": {"train": "t"},
+            "schedule": {"steps": 10},
+        }
         record = RunRecord(run_id=run_id, spec=parse_spec(body), created_unix_ns=1)
         heartbeat = WorkerHeartbeat(bus, WorkerPresence(worker=name, role="rollout", incarnation="1"))
         table = await PromptTable.open(tokenizer, content(rows))
-        worker = DatasetWorker(record, DatasetWorkerParts(bus, store, table, heartbeat))
+        evaluation = await PromptTable.open(tokenizer, content(held_out)) if held_out else None
+        worker = DatasetWorker(record, DatasetWorkerParts(bus, store, table, evaluation, heartbeat))
         worker.presence = heartbeat.presence
         return worker
 
@@ -94,8 +103,8 @@ def worker_of(bus, store, tokenizer, run_id):
 @pytest.fixture
 def working(worker_of):
     @asynccontextmanager
-    async def work(rows=PAIRS, name="worker-a"):
-        worker = await worker_of(rows, name)
+    async def work(rows=PAIRS, name="worker-a", held_out=()):
+        worker = await worker_of(rows, name, held_out)
         async with background(worker.serve(), name):
             yield worker
 
@@ -128,6 +137,71 @@ async def test_a_completion_is_a_group_of_one(working, queue, store, hints):
         await until(lambda: hints)
         [group] = (await store.get([0])).values()
     assert [(sample.n, sample.text) for sample in group.samples] == [(0, "de")]
+
+
+async def test_a_labelled_response_has_that_of_the_next_row_beside_it_as_far_as_it_fits(working, queue, store, hints):
+    rows = [("abc", ["de"], True), ("j" * 61, ["f"], False), ("a", ["bcdefg"], True)]
+    async with working(rows):
+        await queue.publish([task((0, 0), (1, 1), (2, 2))])
+        await until(lambda: hints)
+        groups = await store.get([0, 1, 2])
+    for index, (text, undesirable, other) in enumerate([("de", False, "f"), ("f", True, "bcd"), ("bcdefg", False, "de")]):
+        own, mismatched = groups[index].samples
+        assert (own.n, own.text, own.undesirable) == (0, text, undesirable)
+        assert (mismatched.n, mismatched.sample_id, mismatched.undesirable) == (1, f"{index}.1", False)
+        stop = [] if index == 1 else [EOS]
+        assert np.frombuffer(mismatched.token_ids, "<i4").tolist() == [*ids(other), *stop]
+        assert [(span.start, span.end) for span in mismatched.spans] == [(0, len(other) + len(stop))]
+
+
+async def test_responses_to_the_same_prompt_do_not_count_as_mismatched(working, queue, store, hints):
+    """Pairs that were made into labelled rows are neighbours."""
+    rows = [("abc", ["de"], True), ("abc", ["f"], False), ("a", ["b"], True), ("a", ["c"], False)]
+    async with working(rows):
+        await queue.publish([task(*((row, row) for row in range(4)))])
+        await until(lambda: hints)
+        groups = await store.get(range(4))
+    assert [groups[row].samples[1].text for row in range(4)] == ["b", "b", "de", "de"]
+
+
+async def test_held_out_rows_are_read_as_training_rows_are_and_stored_under_their_version(working, queue, store, hints, monkeypatch):
+    free, put = asyncio.Event(), GroupStore.put_evaluation
+
+    async def late(self, version, groups):
+        await free.wait()
+        await put(self, version, groups)
+
+    monkeypatch.setattr(GroupStore, "put_evaluation", late)
+    held_out = [("a", ["bcdefg"], True), ("abc", ["de"], False)]
+    async with working([("j", ["a"], True)], held_out=held_out) as worker:
+        given = [GroupTask(index=row, row=row) for row in range(2)]
+        await queue.publish([Task(task_id="e", kind=TaskKind.TASK_KIND_EVALUATION, version=3, groups=given), task((7, 0))])
+        await until(lambda: worker.presence.claims == [7])
+        assert worker.presence.evaluation_claims == [(3, 0), (3, 1)]
+        free.set()
+        await until(lambda: len(hints) == 2 and worker.presence.evaluation_claims == [])
+        groups = await store.get_evaluation(3, [0, 1])
+        assert list(await store.get([0, 1, 7])) == [7]
+    assert [(hint.kind, hint.version) for hint in hints] == [(TaskKind.TASK_KIND_EVALUATION, 3), (TaskKind.TASK_KIND_TRAIN, 0)]
+    assert [[sample.text for sample in groups[row].samples] for row in (0, 1)] == [["bcdefg", "de"], ["de", "bcdefg"]]
+    assert [groups[row].samples[0].undesirable for row in (0, 1)] == [False, True]
+    assert {span.version for group in groups.values() for sample in group.samples for span in sample.spans} == {3}
+
+
+async def test_the_only_row_is_its_own_neighbour(working, queue, store, hints):
+    async with working([("abc", ["de"], True)]):
+        await queue.publish([task((0, 0))])
+        await until(lambda: hints)
+        [group] = (await store.get([0])).values()
+    assert [sample.text for sample in group.samples] == ["de", "de"]
+
+
+async def test_a_fault_of_the_next_row_has_its_line(worker_of, queue, monkeypatch):
+    monkeypatch.setattr(prompts_module, "_CHECKED_ROWS", 1)
+    worker = await worker_of([("abc", ["de"], True), ("abc", [LONG], True)])
+    await queue.publish([task((1, 0))])
+    with pytest.raises(DatasetError, match="line 2 has 3 tokens of prompt"):
+        await asyncio.wait_for(worker.serve(), 60)
 
 
 async def test_a_task_sent_twice_leaves_the_first_answer(working, queue, store, hints):

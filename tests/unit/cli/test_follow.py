@@ -14,6 +14,7 @@ PROGRESS = {
     "accuracy": None,
     "loss": None,
     "pair_accuracy": None,
+    "held_out_loss": None,
     "staleness": 1.0,
     "explained_variance": None,
     "teacher_kl": None,

@@ -13,6 +13,7 @@ PROGRESS = {
     "accuracy": None,
     "loss": None,
     "pair_accuracy": None,
+    "held_out_loss": None,
     "staleness": 1.0,
     "explained_variance": None,
     "teacher_kl": None,
@@ -64,10 +65,16 @@ def test_a_list_says_when_each_run_was_submitted():
 
 
 @pytest.mark.parametrize(
-    ("kind", "pairs", "scores"), [("sft", None, "loss 0.693"), ("dpo", 0.75, "loss 0.693  accuracy 0.750"), ("orpo", None, "loss -")]
+    ("kind", "pairs", "held_out", "scores"),
+    [
+        ("sft", None, None, "loss 0.693"),
+        ("dpo", 0.75, 0.5, "loss 0.693  accuracy 0.750  held-out loss 0.500"),
+        ("orpo", None, None, "loss -"),
+    ],
 )
-def test_given_responses_have_a_loss_and_pairs_an_accuracy(kind, pairs, scores):
+def test_given_responses_have_a_loss_and_pairs_an_accuracy(kind, pairs, held_out, scores):
     progress = PROGRESS | {"loss": None if scores.endswith("-") else 0.6931, "pair_accuracy": pairs, "reward": None, "staleness": None}
+    progress["held_out_loss"] = held_out
     progress["shares"] = {"generate": 0.0, "score": 0.0, "reference": 0.1, "train": 0.9}
     assert line(kind=kind, progress=progress) == f"step 3/9  v2  {scores}  1234 tok/s  reference 10% train 90%  2 workers"
     run = {"id": "run-1", "name": "sums", "kind": kind, "state": "running", "steps": 9, "progress": progress, "created_at": None}

@@ -3,15 +3,25 @@ import json
 import pytest
 
 from gradbus.experience.components import MAX_NAMES
-from gradbus.v1.group_pb2 import LogEntry
+from gradbus.v1.group_pb2 import Group, LogEntry
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
-from gradbus_conductor.evaluation.results import EvaluationResult, decode_result, encode_result, next_due, summarise
+from gradbus.v1.sample_pb2 import Sample
+from gradbus_conductor.evaluation.results import EvaluationResult, HeldOutLoss, decode_result, encode_result, next_due, summarise
 
 OK, INVALID = RewardStatus.REWARD_STATUS_OK, RewardStatus.REWARD_STATUS_INVALID
 
 
 def entry(reward, status=OK, **components):
     return LogEntry(rewards=[SampleReward(status=status, reward=reward, components=components)])
+
+
+def pair(chosen, rejected):
+    """A held-out pair with the scores of a reward model."""
+    samples = [Sample(sample_id="0.0", n=0), Sample(sample_id="0.1", n=1)]
+    rewards = [
+        SampleReward(sample_id=sample.sample_id, status=OK, reward=score) for sample, score in zip(samples, (chosen, rejected), strict=True)
+    ]
+    return LogEntry(group=Group(samples=samples).SerializeToString(), rewards=rewards)
 
 
 @pytest.mark.parametrize(("steps", "every", "due"), [(4, 2, [0, 2, 4]), (5, 2, [0, 2, 4, 5]), (3, 50, [0, 3]), (1, 1, [0, 1])])
@@ -64,3 +74,14 @@ def test_of_components_named_differently_in_each_row_some_are_shown_and_the_metr
     result = summarise(0, [*rows, entry(1.0, exact=0.5)], "exact")
     assert result.accuracy == result.components["exact"] == 0.5
     assert len(result.components) == MAX_NAMES + 1
+
+
+def test_a_held_out_loss_survives_its_key_and_keeps_what_is_finite(make_spec):
+    spec = make_spec(kind="reward_model", reward={}, data={"train": "t", "eval": "e"})
+    rows = [pair(0.5, -0.5), pair(0.25, 0.25)]
+    result = HeldOutLoss.of(3, rows, spec)
+    assert (result.version, result.samples, result.accuracy, result.metrics["margin"]) == (3, 2, 0.75, 0.5)
+    assert decode_result(encode_result(result)) == result
+    broken = HeldOutLoss.of(4, [*rows, pair(float("nan"), 0.0)], spec)
+    assert (broken.loss, broken.metrics.keys()) == (None, {"accuracy"})
+    assert decode_result(encode_result(broken)) == broken

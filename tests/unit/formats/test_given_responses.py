@@ -51,6 +51,28 @@ def test_a_pair_of_equal_responses_is_refused():
         inspect(lines({"prompt": "a", "chosen": "b", "rejected": "b"}), RowColumns("prompt", ("chosen", "rejected")))
 
 
+def test_a_label_is_true_or_false_and_goes_to_workers():
+    data = lines({"prompt": "a", "completion": "b", "good": False}, {"prompt": "a", "completion": "b", "good": True})
+    columns = RowColumns("prompt", ("completion",), label="good")
+    assert [row["label"] for row in rows(prompts_object(data, columns))] == [False, True]
+    turns = RowColumns(conversation="messages", label="good")
+    data = lines({"messages": [*CHAT, *ANSWER], "good": True})
+    assert rows(prompts_object(data, turns)) == [{"prompt": CHAT, "responses": [ANSWER], "label": True}]
+
+
+@pytest.mark.parametrize(
+    ("label", "fault"),
+    [(1, "a number"), (0.5, "a number"), ("true", "text"), (None, "null"), ([True], "a list"), ({}, "an object")],
+)
+def test_anything_else_is_no_label(label, fault):
+    data = lines({"prompt": "a", "completion": "b", "label": True}, {"prompt": "a", "completion": "b", "label": label})
+    for read in (inspect, prompts_object):
+        with pytest.raises(DatasetError, match=f"line 2 has {fault} as 'label'; a label is true .* or false"):
+            read(data, RowColumns("prompt", ("completion",), label="label"))
+    with pytest.raises(DatasetError, match=r"line 1 has no column 'good', .* data.label"):
+        inspect(data, RowColumns("prompt", ("completion",), label="good"))
+
+
 TURNS = [{"role": role, "content": role[0]} for role in ("system", "user", "assistant", "user", "assistant")]
 
 

@@ -39,6 +39,7 @@ SAMPLE = {
     "versions": [{"start": 0, "end": 2, "version": 0, "trainable": True}],
 }
 SHARED = ["Gradient norm", "Learning rate", "Response length", "Speed"]
+LABELS = ["Loss", "Margin", "Desirable / undesirable", "KL", *SHARED]
 PAIRS = ["Loss", "Accuracy", "Margin", "Chosen / rejected", *SHARED]
 
 
@@ -70,7 +71,7 @@ def run_of(kind, lora=None, model=None, **progress):
         "waiting_for": "",
         "reason": "",
         "progress": {"step": 3, "version": 2, "checkpoint_step": 0, "reward": 0.25, "accuracy": 0.5, "staleness": 1.0, "loss": None}
-        | {"pair_accuracy": None, "shares": {}}
+        | {"pair_accuracy": None, "held_out_loss": None, "shares": {}}
         | progress,
         "spec": {
             "kind": kind,
@@ -87,11 +88,26 @@ def run_of(kind, lora=None, model=None, **progress):
 
 @pytest.mark.parametrize(
     ("kind", "titles"),
-    [("sft", ["Loss", "Entropy", *SHARED]), *((kind, PAIRS) for kind in ("dpo", "ipo", "simpo", "orpo", "reward_model"))],
+    [("sft", ["Loss", "Entropy", *SHARED]), ("kto", LABELS), *((kind, PAIRS) for kind in ("dpo", "ipo", "simpo", "orpo", "reward_model"))],
 )
 def test_the_charts_of_given_responses_are_those_of_their_metrics(script, kind, titles):
     body = "return page.chartsOf(given[0]).map(({ options }) => options.title);"
     assert script("charts/run_charts.js", body, run_of(kind)["spec"]) == titles
+
+
+@pytest.mark.parametrize(("kind", "accuracy"), [("sft", False), ("kto", False), ("dpo", True), ("reward_model", True)])
+def test_held_out_rows_of_given_responses_have_charts_by_version(script, kind, accuracy):
+    body = """
+      const history = new page.RunHistory();
+      given[1].forEach((data, at) => history.add({ id: at + 1, type: "evaluation", created_at: "2026-01-02T23:04:05Z", data }));
+      return Object.fromEntries(page.chartsOf(given[0]).map(({ options, data }) => [options.title, data(history)]));
+    """
+    results = [{"version": 0, "loss": 0.75, "accuracy": 0.5}, {"version": 5, "loss": None}, {"version": 9, "loss": 0.25, "accuracy": 1.0}]
+    spec = run_of(kind)["spec"] | {"data": {"eval": "sha256:e"}}
+    shown = script("charts/run_charts.js run/run_history.js", body, spec, results)
+    assert shown["Held-out loss"] == [[0, 9], [0.75, 0.25]]
+    assert shown.get("Held-out accuracy") == ([[0, 9], [0.5, 1.0]] if accuracy else None)
+    assert "Held-out" not in shown
 
 
 def test_a_run_with_rewards_has_the_charts_of_sampling_and_with_a_critic_its_own(script):
@@ -151,7 +167,8 @@ DIAGRAM = """
 
 
 @pytest.mark.parametrize(
-    ("kind", "lora", "reference"), [("sft", None, False), ("dpo", None, True), ("ipo", {}, False), ("orpo", None, False)]
+    ("kind", "lora", "reference"),
+    [("sft", None, False), ("dpo", None, True), ("ipo", {}, False), ("orpo", None, False), ("kto", None, True)],
 )
 def test_the_diagram_of_given_responses_has_no_scorer_and_a_reference_only_if_the_loss_compares(script, kind, lora, reference):
     state = script("run/diagram_state.js", DIAGRAM, run_of(kind, lora))
@@ -200,10 +217,14 @@ HEADER = """
         ("rl", {}, "Reward 0.250 Held-out 0.500 Staleness 1.0 Speed"),
         ("sft", {"loss": 0.6931}, "Step 3 of 9 Loss 0.693 Speed"),
         ("dpo", {"loss": 0.6931, "pair_accuracy": 0.75}, "Step 3 of 9 Loss 0.693 Accuracy 0.750 Speed"),
+        ("kto", {"loss": 0.5, "held_out_loss": 0.25}, "Step 3 of 9 Loss 0.500 Held-out loss 0.250 Speed"),
     ],
 )
 def test_the_header_shows_the_kind_and_its_figures(script, kind, progress, figures):
-    text = script("run/run_header.js", HEADER, run_of(kind, **progress))
+    run = run_of(kind, **progress)
+    text = script(
+        "run/run_header.js", HEADER, run | {"spec": run["spec"] | {"data": {"eval": "e" if "Held-out loss" in figures else None}}}
+    )
     assert figures in text
     assert (f" · {kind} · grpo · " if kind == "rl" else f" · {kind} · ") in text
     assert ("grpo" in text) is (kind == "rl")
@@ -217,9 +238,11 @@ def test_the_header_of_a_run_with_a_teacher_shows_how_far_it_is_from_it(script):
 CARD = "return page.sampleCard(given[0], given[1], { colour: '', texts: null, range: [0, 1] }).textContent;"
 
 
-@pytest.mark.parametrize(("kind", "number", "shown"), [("dpo", 0, "moon chosen"), ("dpo", 1, "moon rejected"), ("sft", 0, "moon")])
-def test_a_given_response_shows_its_label_in_place_of_a_reward(script, kind, number, shown):
-    assert script("samples/sample_card.js", CARD, run_of(kind), SAMPLE | {"id": f"5.{number}"}) == shown
+@pytest.mark.parametrize(
+    ("kind", "label", "shown"), [("dpo", "chosen", "moon chosen"), ("kto", "mismatched", "moon mismatched"), ("sft", "", "moon")]
+)
+def test_a_given_response_shows_its_label_in_place_of_a_reward(script, kind, label, shown):
+    assert script("samples/sample_card.js", CARD, run_of(kind), SAMPLE | {"label": label}) == shown
 
 
 def test_a_sampled_response_shows_its_reward_and_its_advantage(script):

@@ -22,7 +22,7 @@ class Loading:
         self._thread = thread
         self.loaded = threading.Event()
 
-    async def base_of(self, _run_id):
+    async def policy_of(self, _run_id, _version_files):
         await asyncio.get_running_loop().run_in_executor(self._thread, self.loaded.wait)
         raise KeyError("a model")
 
@@ -77,11 +77,11 @@ class Counting:
         self.computed = []
         self._group_by_group = group_by_group
 
-    async def base_of(self, run_id):
+    async def policy_of(self, run_id, _version_files):
         self.turns.append(run_id)
         return RunModel(self, self._group_by_group)
 
-    reward_of = base_of
+    reward_of = policy_of
 
     def logprobs(self, sequences, temperature):
         assert temperature == 1.0
@@ -122,7 +122,7 @@ class Crowded:
         self.attempts = []
         self.has_room = False
 
-    async def base_of(self, run_id):
+    async def policy_of(self, run_id, _version_files):
         self.attempts.append(run_id)
         raise KeyError(run_id) if self.has_room else OutOfMemoryError("no memory")
 

@@ -209,6 +209,15 @@ def test_a_reward_model_needs_the_reference_service_also_without_a_penalty(kl):
     assert (needs_reference_service(spec), needs_reference_logprobs(spec)) == (True, kl > 0)
 
 
+@pytest.mark.parametrize("kind", ["sft", "simpo", "reward_model"])
+def test_a_held_out_loss_needs_the_reference_service_and_a_held_out_reward_does_not(kind):
+    held_out = {"train": "t", "eval": "e"}
+    given = {"name": "given", "kind": kind, "model": {"path": "m"}, "schedule": {"steps": 1}}
+    asked = [needs_reference_service(parse_spec(given | {"data": data})) for data in (held_out, {"train": "t"})]
+    assert asked == [True, False]
+    assert not needs_reference_service(parse_spec(body(data=held_out)))
+
+
 @pytest.mark.parametrize(
     ("sources", "given"), [(("grader", "model"), "grader and model"), (("service", "model"), "service and model"), ((), "none of them")]
 )

@@ -6,7 +6,7 @@ from gradbus.errors import SpecError
 from gradbus.spec import AlgorithmSpec, RunSpec, parse_spec
 
 PAIRS = ("dpo", "ipo", "simpo", "orpo")
-GIVEN = ("sft", *PAIRS)
+GIVEN = ("sft", "kto", *PAIRS)
 
 
 def body(kind, **changes):
@@ -38,6 +38,9 @@ def test_the_columns_of_responses_are_those_of_the_kind():
     data = {"train": "t.jsonl", "chosen": "better"}
     assert parse_spec(body("sft")).columns.responses == ("completion",)
     assert parse_spec(body("dpo", data=data)).columns.responses == ("better", "rejected")
+    kto = parse_spec(body("kto", data={"train": "t.jsonl", "messages": "turns", "label": "good"})).columns
+    assert (kto.responses, kto.conversation, kto.label) == (("completion",), "turns", "good")
+    assert (parse_spec(body("sft")).columns.label, parse_spec(body("dpo")).columns.conversation) == (None, None)
     assert parse_spec(body("rl", reward={"service": "grpc://scorer:1"})).columns.responses == ()
 
 
@@ -47,6 +50,8 @@ def test_pairs_have_the_numbers_of_their_paper_unless_they_are_given():
     given = parse_spec(body("simpo", preference={"margin": 0.3})).preference
     assert (given.beta, given.margin) == (2.0, 0.3)
     assert parse_spec(body("sft")).preference is None
+    kto = parse_spec(body("kto", preference={"undesirable_weight": 0.0})).preference
+    assert (kto.beta, kto.desirable_weight, kto.undesirable_weight) == (0.1, 1.0, 0.0)
 
 
 @pytest.mark.parametrize(("every", "groups", "expected"), [(50, 32, 50), (1000, 32, 128), (3, 4, 3), (10, 8192, 1)])
@@ -54,6 +59,13 @@ def test_a_version_follows_each_checkpoint_and_a_bounded_number_of_groups(every,
     spec = parse_spec(body("sft", schedule={"steps": 3, "groups_per_step": groups}, checkpoint={"every": every}))
     assert spec.publish_every == expected
     assert spec.steps_ahead == expected + 1
+
+
+def test_a_version_is_evaluated_every_so_often_and_at_the_end():
+    given = {"data": {"train": "t.jsonl", "eval": "e.jsonl"}, "evaluation": {"every": 3}, "schedule": {"steps": 7}}
+    spec = parse_spec(body("dpo", **given))
+    assert [step for step in range(8) if spec.evaluates(step)] == [0, 3, 6, 7]
+    assert not parse_spec(body("dpo")).evaluates(0)
 
 
 def test_given_responses_are_under_version_0_at_every_step():
@@ -68,12 +80,11 @@ def test_given_responses_are_under_version_0_at_every_step():
         ({"rollout": {"slots": 8}}, "rollout"),
         ({"reward": {"service": "grpc://scorer:1"}}, "reward"),
         ({"algorithm": {"name": "dapo"}}, "algorithm"),
-        ({"evaluation": {"every": 3}}, "evaluation"),
+        ({"data": {"train": "t.jsonl", "eval": "e.jsonl"}, "evaluation": {"metric": "exact"}}, "evaluation.metric"),
         ({"weights": {"transport": "delta"}}, "weights"),
         ({"schedule": {"steps": 3, "mode": "free"}}, "schedule.mode"),
         ({"schedule": {"steps": 3, "max_staleness": 0}}, "schedule.max_staleness"),
         ({"schedule": {"steps": 3, "dynamic_sampling": 2}}, "schedule.dynamic_sampling"),
-        ({"data": {"train": "t.jsonl", "eval": "e.jsonl"}}, "data.eval"),
         ({"trainer": {"critic": {}}}, "trainer.critic"),
         ({"trainer": {"inner": {"epochs": 2}}}, "trainer.inner"),
     ],
@@ -98,6 +109,13 @@ def test_what_a_run_on_given_responses_does_not_read_is_refused(kind, changes, p
         ("dpo", {"trainer": {"backend": "deepspeed"}}, "trainer.backend"),
         ("sft", {"data": {"train": "t", "messages": "m", "completion": "c"}}, "data.completion"),
         ("dpo", {"data": {"train": "t", "messages": "m"}}, "data.messages"),
+        ("sft", {"data": {"train": "t", "label": "good"}}, "data.label"),
+        ("kto", {"data": {"train": "t", "chosen": "c"}}, "data.chosen"),
+        ("kto", {"data": {"train": "t", "messages": "m", "prompt": "p"}}, "data.prompt"),
+        ("kto", {"preference": {"center": 1.0}}, "preference.center"),
+        ("kto", {"preference": {"desirable_weight": -1.0}}, "preference.desirable_weight"),
+        ("dpo", {"preference": {"undesirable_weight": 2.0}}, "preference.undesirable_weight"),
+        ("kto", {"trainer": {"backend": "deepspeed"}}, "trainer.backend"),
         ("distil", {}, "kind"),
         (["sft"], {}, "kind"),
         ("dpo", {"preference": 3}, "preference"),
@@ -128,7 +146,14 @@ def test_a_stored_spec_of_another_kind_gets_the_preference_of_its_new_kind():
 
 
 @pytest.mark.parametrize(
-    ("kind", "data"), [("sft", {"completion": "prompt"}), ("dpo", {"chosen": "same", "rejected": "same"}), ("dpo", {"prompt": "rejected"})]
+    ("kind", "data"),
+    [
+        ("sft", {"completion": "prompt"}),
+        ("dpo", {"chosen": "same", "rejected": "same"}),
+        ("dpo", {"prompt": "rejected"}),
+        ("kto", {"label": "completion"}),
+        ("kto", {"messages": "label"}),
+    ],
 )
 def test_two_fields_of_one_column_are_refused(kind, data):
     assert [path.split(".")[0] for path in faults(kind, data={"train": "t"} | data)] == ["data"]

@@ -36,10 +36,10 @@ def preference_loss(logprobs: Tensor, tokens: PairTokens, settings: PreferenceSe
     """
     tokens.check(logprobs, settings)
     counts = tokens.counts()
-    summed = _of_sequences(logprobs.double(), tokens, len(counts))
+    summed = tokens.sums(logprobs.double(), len(counts))
     scores = summed
     if settings.needs_reference and tokens.reference_logprobs is not None:
-        scores = _of_sequences(logprobs.double() - tokens.reference_logprobs, tokens, len(counts))
+        scores = tokens.sums(logprobs.double() - tokens.reference_logprobs, len(counts))
     compared = _by_pair(scores / counts if settings.uses_means else scores)
     chosen, rejected = _by_pair(summed.detach())
     margins = settings.beta * compared.difference.detach()
@@ -50,11 +50,6 @@ def preference_loss(logprobs: Tensor, tokens: PairTokens, settings: PreferenceSe
         margin=margins.sum() / tokens.pairs,
         accuracy=torch.heaviside(margins, margins.new_tensor(0.5)).sum() / tokens.pairs,
     )
-
-
-def _of_sequences(values: Tensor, tokens: PairTokens, size: int) -> Tensor:
-    """Sums of float64 `[N]` over the trained tokens of each sequence, `[2 · B]`."""
-    return values.new_zeros(size).index_add(0, tokens.sequences, values.where(tokens.trained, 0.0))
 
 
 def _by_pair(sequences: Tensor) -> Scores:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 import torch
 from torch import Tensor
@@ -49,8 +49,26 @@ class PreferenceSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class KtoSettings:
+    """The loss on labelled responses; see `kto_loss`. Raises ValueError for settings that do not go together."""
+
+    loss: ClassVar[Literal["kto"]] = "kto"
+    needs_reference: ClassVar[bool] = True
+    """As `PreferenceSettings.needs_reference`."""
+    beta: float = 0.1
+    """Factor of a response's log-ratio."""
+    desirable_weight: float = 1.0
+    undesirable_weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(0.0 < self.beta < math.inf, "beta", f"is {self.beta}; pass a positive number")
+        for name in ("desirable_weight", "undesirable_weight"):
+            require(0.0 <= getattr(self, name) < math.inf, name, f"is {getattr(self, name)}; pass 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
 class PairTokens:
-    """N response tokens of 2 · B sequences: pair b is the sequences 2 · b (chosen) and 2 · b + 1 (rejected), each whole."""
+    """N response tokens of 2 · B sequences, each whole: pair b is the sequences 2 · b and 2 · b + 1, chosen and rejected."""
 
     sequences: Tensor
     """int64 `[N]`: the number, from 0 on, of the sequence that each token is of, in order."""
@@ -61,7 +79,11 @@ class PairTokens:
     reference_logprobs: Tensor | None = None
     """Log-probabilities under the reference model, float `[N]`; needed when `PreferenceSettings.needs_reference`."""
 
-    def check(self, logprobs: Tensor, settings: PreferenceSettings) -> None:
+    def sums(self, values: Tensor, size: int) -> Tensor:
+        """Sums of float64 `[N]` over the trained tokens of each sequence, `[size]`."""
+        return values.new_zeros(size).index_add(0, self.sequences, values.where(self.trained, 0.0))
+
+    def check(self, logprobs: Tensor, settings: PreferenceSettings | KtoSettings) -> None:
         """Raises ValueError with the name of a part that is missing or does not fit `logprobs`."""
         check_floats("logprobs", logprobs, (None,))
         count = len(logprobs)

@@ -120,7 +120,8 @@ _SCHEDULING: Final = (
     Metric("gradbus.run.step", "gauge", "{step}", ("conductor",), "Published steps of each run that a conductor drives.", (RUN,)),
     Metric("gradbus.run.steps", "gauge", "{step}", ("conductor",), "Steps that the spec asks for.", (RUN,)),
     Metric("gradbus.run.time_since_step", "gauge", "s", ("conductor",), "Time since the run's last step; 0 while no step is due.", (RUN,)),
-    Metric("gradbus.evaluation.score", "gauge", "{score}", ("conductor",), "Score of the newest evaluation.", (RUN,)),
+    Metric("gradbus.evaluation.score", "gauge", "{score}", ("conductor",), "Score of the newest evaluation; accuracy of pairs.", (RUN,)),
+    Metric("gradbus.evaluation.loss", "gauge", "{loss}", ("conductor",), "Loss of the newest evaluation on given responses.", (RUN,)),
     Metric(
         "gradbus.groups.waiting",
         "up_down_counter",

@@ -42,7 +42,14 @@ TRAINING: Final = (
         "Standard deviation of the reward over the step's scored samples, and of each reward component.",
         (RUN, "gradbus.reward.part"),
     ),
-    Metric("gradbus.policy.kl", "gauge", "{nat}", ("trainer",), "KL divergence from the base model, mean over tokens.", (RUN,)),
+    Metric(
+        "gradbus.policy.kl",
+        "gauge",
+        "{nat}",
+        ("trainer",),
+        "KL divergence from the base model, mean over tokens; of labelled responses the loss's reference point, mean over responses.",
+        (RUN,),
+    ),
     Metric("gradbus.policy.entropy", "gauge", "{nat}", ("trainer",), "Entropy of the policy, mean over tokens.", (RUN,)),
     Metric("gradbus.policy.loss", "gauge", "{loss}", ("trainer",), "The step's loss.", (RUN,)),
     Metric("gradbus.policy.grad_norm", "gauge", "{norm}", ("trainer",), "Norm of the gradient before clipping.", (RUN,)),
@@ -102,7 +109,7 @@ TRAINING: Final = (
         "gauge",
         "{reward}",
         ("trainer",),
-        "Reward of the chosen response minus that of the rejected one, mean over the step's pairs.",
+        "Mean reward of the step's chosen or desirable responses minus that of the rejected or undesirable ones.",
         (RUN,),
     ),
     Metric(
@@ -110,7 +117,7 @@ TRAINING: Final = (
         "gauge",
         "{value}",
         ("trainer",),
-        "Log-probability of the chosen and of the rejected response in nats, or its score by a reward model; mean over the step's pairs.",
+        "Mean over the step's responses of a label: log-probability in nats, score by a reward model or, of labelled responses, log-ratio.",
         (RUN, "gradbus.label"),
     ),
     Metric(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -12,16 +12,19 @@ from grpc.aio import AioRpcError
 from gradbus.bus import Bucket, EventLog, Level, OwnedKey, TaskQueue
 from gradbus.control.runs import RunRecord, WorkerPresence
 from gradbus.experience import GroupStore
+from gradbus.spec import EVALUATED_VERSIONS
 from gradbus.telemetry import get_logger
+from gradbus.v1.group_pb2 import LogEntry
 from gradbus.v1.weight_store_service_pb2 import GetVersionRequest
 from gradbus_conductor.clients import Clients
-from gradbus_conductor.evaluation.results import EvaluationResult, decode_result, encode_result, next_due, summarise
+from gradbus_conductor.evaluation.results import HeldOutLoss, Result, decode_result, encode_result, next_due, summarise
 from gradbus_conductor.groups.dataset import Dataset
 from gradbus_conductor.groups.first_answers import FirstAnswers
 from gradbus_conductor.groups.pipeline import GroupPipeline, PipelineConfig
 from gradbus_conductor.groups.task_kinds import EvaluationTasks
 
 _log = get_logger(__name__)
+_TIMEOUT_SECONDS = 5.0
 _CHECK_DELETED_AFTER_SECONDS = 5.0
 """Age of an unfinished evaluation from which its version may have been deleted."""
 
@@ -47,7 +50,7 @@ class Evaluator:
         self._queue = queue
         self._wake = wake
         self._skipped = -1
-        self.newest: EvaluationResult | None = None
+        self.newest: Result | None = None
         """The result of the highest version evaluated."""
         self._active: tuple[int, GroupPipeline] | None = None
 
@@ -78,6 +81,15 @@ class Evaluator:
         """The next version to be evaluated; None once all are."""
         done = max(self.newest.version if self.newest else -1, self._skipped)
         return next_due(self._config.record.spec, done) if self._config.dataset is not None else None
+
+    @property
+    def trainable_steps(self) -> int | None:
+        """How many steps of a run on given responses may be trained before the evaluation that is due ends; None: all.
+
+        Nothing else keeps such a run from training until retention deletes the version.
+        """
+        spec, due = self._config.record.spec, self.due()
+        return due + EVALUATED_VERSIONS * spec.evaluation.every - 1 if spec.trains_given and due is not None else None
 
     def report_sampled(self, version: int, rows: Sequence[int]) -> None:
         """A worker reports that these rows, completed by `version`, are in the buffer."""
@@ -113,24 +125,31 @@ class Evaluator:
             self._active = None
 
     async def _start_next(self, head: int, workers: Sequence[WorkerPresence]) -> None:
-        version = self.due()
-        # One version ahead: its tasks then stand in the queue before the training tasks of the same version.
-        if self._config.dataset is None or version is None or version > head + 1:
+        version, record = self.due(), self._config.record
+        # Samples: one version ahead, so that its tasks stand in the queue before the training tasks of the same version.
+        newest = head if record.spec.trains_given else head + 1
+        if self._config.dataset is None or version is None or version > newest:
             return
-        config = PipelineConfig(
-            self._config.record, self._config.dataset.items, lambda index: index, EvaluationTasks(version), self._config.first_answers
-        )
+        files = await self._files(version) if record.spec.trains_given else ()
+        if files is None:
+            return
+        tasks, first_answers = EvaluationTasks(version, files), self._config.first_answers
+        config = PipelineConfig(record, self._config.dataset.items, lambda index: index, tasks, first_answers)
         self._active = version, GroupPipeline(self._clients, config, self._queue, self._wake)
         await self._active[1].dispatch(dict.fromkeys(range(len(self._config.dataset.items)), version), len(workers))
 
+    async def _files(self, version: int) -> Sequence[str] | None:
+        """Digests of the version's files; None if it is gone, or if the weight store does not answer and is asked again."""
+        try:
+            found = await self._clients.weight_store.GetVersion(_version_request(self._config.record, version), timeout=_TIMEOUT_SECONDS)
+        except AioRpcError as error:
+            if error.code() == grpc.StatusCode.OUT_OF_RANGE:
+                self._report_skipped(version)
+            return None
+        return [shard.digest for shard in found.manifest.shards]
+
     async def _finish(self, version: int, pipeline: GroupPipeline) -> None:
-        configured = self._config.record.spec.evaluation.metric
-        result = summarise(version, pipeline.judged.values(), configured)
-        metric = configured if configured in result.components else "reward"  # the metric that was measured, not the configured one
-        score = "no row could be judged" if result.accuracy is None else f"{metric} {result.accuracy:.3f}"
-        level: Level = "warning" if result.accuracy is None else "info"
-        data = result.to_json() | {"metric": metric}
-        self._config.events.emit("evaluation", f"version {version}: {score}", data, level, key=f"evaluation:{version}")
+        result = await self._reported(version, pipeline.judged)
         # The event first: once the result is stored, the version is not evaluated again.
         await self._config.events.flush()
         await self._stored.write(encode_result(result))
@@ -138,17 +157,46 @@ class Evaluator:
         await GroupStore(self._clients.buffer, self._config.record.run_id).discard_evaluation(version, pipeline.judged)
         await self.close()
 
+    async def _reported(self, version: int, judged: Mapping[int, LogEntry]) -> Result:
+        """The result, after its event."""
+        spec = self._config.record.spec
+        if spec.trains_given:
+            rows = [judged[row] for row in sorted(judged)]
+            loss = await asyncio.to_thread(HeldOutLoss.of, version, rows, spec)  # a hundred thousand long rows take seconds
+            shown = {"loss": loss.loss, "accuracy": loss.accuracy}
+            score = ", ".join(f"{name} {value:.3f}" for name, value in shown.items() if value is not None)
+            data: dict[str, object] = {"version": version, "samples": loss.samples, "loss": loss.loss, **loss.metrics}
+            self._emit(version, score if loss.loss is not None else "the loss is not finite", data, failed=loss.loss is None)
+            return loss
+        result = summarise(version, judged.values(), spec.evaluation.metric)
+        # The metric that was measured, not the configured one.
+        metric = spec.evaluation.metric if spec.evaluation.metric in result.components else "reward"
+        score = "no row could be judged" if result.accuracy is None else f"{metric} {result.accuracy:.3f}"
+        self._emit(version, score, result.to_json() | {"metric": metric}, failed=result.accuracy is None)
+        return result
+
+    def _emit(self, version: int, score: str, data: dict[str, object], *, failed: bool) -> None:
+        level: Level = "warning" if failed else "info"
+        self._config.events.emit("evaluation", f"version {version}: {score}", data, level, key=f"evaluation:{version}")
+
     async def _skip(self, version: int, pipeline: GroupPipeline) -> None:
+        self._report_skipped(version)
+        pipeline.traces.abandon("the version was deleted")
+        await self.close()
+
+    def _report_skipped(self, version: int) -> None:
         _log.warning("evaluation_skipped", run_id=self._config.record.run_id, version=version)
         text = f"version {version} was deleted before it could be evaluated"
         self._config.events.emit("evaluation", text, {"version": version}, "warning")
         self._skipped = version
-        pipeline.traces.abandon("the version was deleted")
-        await self.close()
 
     async def _is_deleted(self, version: int) -> bool:
         try:
-            await self._clients.weight_store.GetVersion(GetVersionRequest(run_id=self._config.record.run_id, step=version), timeout=5.0)
+            await self._clients.weight_store.GetVersion(_version_request(self._config.record, version), timeout=_TIMEOUT_SECONDS)
         except AioRpcError as error:
             return bool(error.code() == grpc.StatusCode.OUT_OF_RANGE)
         return False
+
+
+def _version_request(record: RunRecord, version: int) -> GetVersionRequest:
+    return GetVersionRequest(run_id=record.run_id, step=version)

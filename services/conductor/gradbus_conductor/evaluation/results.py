@@ -1,12 +1,14 @@
-"""Results of evaluations: mean rewards over held-out rows, completed greedily by one version."""
+"""Results of evaluations of one version: mean rewards over held-out rows that it completes greedily, or the loss of given responses."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from gradbus.algorithms import held_out_loss
 from gradbus.experience.components import add_components
 from gradbus.spec import RunSpec
 from gradbus.v1.group_pb2 import LogEntry
@@ -37,6 +39,37 @@ class EvaluationResult:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class HeldOutLoss:
+    """The loss of one version of a run on given responses."""
+
+    version: int
+    samples: int
+    """Rows."""
+    loss: float | None
+    """None if it is not finite."""
+    metrics: Mapping[str, float]
+    """Those that are finite, under the names that they have in training."""
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of pairs whose chosen response has the higher reward; None without pairs."""
+        return self.metrics.get("accuracy")
+
+    def to_json(self) -> dict[str, object]:
+        """As stored."""
+        return {"version": self.version, "samples": self.samples, "loss": self.loss, "metrics": dict(self.metrics)}
+
+    @classmethod
+    def of(cls, version: int, entries: Collection[LogEntry], spec: RunSpec) -> HeldOutLoss:
+        """The loss of the rows; there must be one."""
+        found = {name: value for name, value in held_out_loss(spec, entries).items() if math.isfinite(value)}
+        return cls(version, len(entries), found.pop("loss", None), found)
+
+
+Result = EvaluationResult | HeldOutLoss
+
+
 def next_due(spec: RunSpec, after: int) -> int | None:
     """The first version above `after` to be evaluated: before the first step, every N steps, and the final one."""
     if spec.data.eval is None or after >= spec.schedule.steps:
@@ -56,14 +89,18 @@ def summarise(version: int, entries: Iterable[LogEntry], metric: str) -> Evaluat
     return EvaluationResult(version, len(rewards), mean, components, components.get(metric, mean))
 
 
-def encode_result(newest: EvaluationResult) -> bytes:
+def encode_result(newest: Result) -> bytes:
     """A run's newest result, for its key in the bucket `runs`: a list of one. The run's events hold all results."""
     return json.dumps([newest.to_json()]).encode()
 
 
-def decode_result(value: bytes | None) -> EvaluationResult | None:
+def decode_result(value: bytes | None) -> Result | None:
     """The newest stored result, or None."""
-    return max((EvaluationResult(**item) for item in json.loads(value or b"[]")), key=lambda result: result.version, default=None)
+    return max(map(_decoded, json.loads(value or b"[]")), key=lambda result: result.version, default=None)
+
+
+def _decoded(item: dict[str, Any]) -> Result:
+    return HeldOutLoss(**item) if "loss" in item else EvaluationResult(**item)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""From sampled groups to log entries: rewards of the scorer, the verdict, log-probabilities of the base model and the teacher.
+"""From sampled groups to log entries: rewards of the scorer, the verdict, log-probabilities of the reference service.
 
 A failed call never becomes a reward of 0: the unanswered samples stay in the group, which `scoring` submits again.
 """
@@ -9,22 +9,22 @@ import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
 from grpc import StatusCode
 from grpc.aio import AioRpcError
 
-from gradbus.algorithms import algorithm_of, needs_reference_logprobs
+from gradbus.algorithms import algorithm_of
 from gradbus.rpc import describe_rpc_error
 from gradbus.spec import RunSpec
 from gradbus.telemetry import get_logger
 from gradbus.telemetry.busy import BusyTimer
-from gradbus.v1.group_pb2 import VERDICT_FILTERED, VERDICT_TRAIN, Group, LogEntry
-from gradbus.v1.reference_service_pb2 import LogProbsRequest, ReferenceSequence, SequenceLogProbs
+from gradbus.v1.group_pb2 import VERDICT_FILTERED, VERDICT_TRAIN, LogEntry
+from gradbus.v1.reference_service_pb2 import ReferenceSequence, SequenceLogProbs
 from gradbus.v1.reward_pb2 import REWARD_STATUS_INVALID, REWARD_STATUS_OK, SampleReward, ScoreRequest
 from gradbus_conductor.clients import Clients
 from gradbus_conductor.groups.call_sizes import divided_by_group
 from gradbus_conductor.groups.first_answers import FirstAnswers
+from gradbus_conductor.groups.frozen_models import FrozenModel, LogProbsField, models_of, sequences_of
 from gradbus_conductor.groups.pending_group import PendingGroup
 from gradbus_conductor.groups.scorer import REFERENCE_SECONDS, RunScorer
 from gradbus_conductor.groups.task_kinds import TRAINING, TaskSet
@@ -35,8 +35,6 @@ _FINAL_ANSWERS = {REWARD_STATUS_OK, REWARD_STATUS_INVALID}
 _MAX_PERMANENT_FAILURES = 6
 """Of one sample; with the back-off of `scoring` they take 14 s and the time of the calls."""
 _REMEMBERED_CALLS = 32
-LogProbsField = Literal["reference_logprobs", "teacher_logprobs"]
-"""Of an entry: log-probabilities of one of the run's frozen models."""
 
 
 @dataclass(slots=True)
@@ -74,7 +72,11 @@ class ScoringState:
 
 
 class GroupJudge:
-    """Judges batches of groups with one call to each service; a batch that is too large for one takes several."""
+    """Judges batches of groups with one call to each service; a batch that is too large for one takes several.
+
+    A version whose files `tasks` names is evaluated on held-out rows with given responses: it says what their loss is made of,
+    log-probabilities or, if it is a reward model, scores.
+    """
 
     def __init__(
         self, clients: Clients, run_id: str, spec: RunSpec, traces: GroupTraces, state: ScoringState, tasks: TaskSet = TRAINING
@@ -83,12 +85,15 @@ class GroupJudge:
         self._run_id = run_id
         self._spec = spec
         self._algorithm = algorithm_of(spec)
-        self._fields = _logprobs_fields(spec) if tasks.is_logged else ()
-        self._top_k = spec.teacher.top_k or 0 if spec.teacher else 0
-        self._scores = self._algorithm.is_scored or not tasks.is_logged
+        self._models = models_of(spec, tasks)
+        self._version = FrozenModel(version_files=tasks.version_files)
+        scores_text = spec.kind == "reward_model"
+        judges = self._algorithm.is_scored if tasks.is_logged else not spec.trains_given
+        self._needs_scores = scores_text if tasks.version_files else judges
+        self._needs_logprobs = bool(tasks.version_files) and not scores_text
         self._traces = traces
         self._state = state
-        self._scorer = RunScorer.of(clients, run_id, spec)
+        self._scorer = RunScorer.of(clients, run_id, spec, tasks.version_files)
 
     async def judge(self, batch: Sequence[PendingGroup]) -> dict[int, LogEntry]:
         """The complete entries, by index. The failures of the other groups are noted in the state.
@@ -96,14 +101,18 @@ class GroupJudge:
         A group may be in several calls. The call that brings its last answer makes its entry and asks the reference service.
         """
         scored = [pending for pending in batch if pending.entry is not None]
-        if self._scores:
-            await self._score([pending for pending in batch if pending.entry is None])
-        for pending in batch:
-            if pending.entry is None and (pending.is_answered or not self._scores):
+        new = [pending for pending in batch if pending.entry is None]
+        if self._needs_scores:
+            await self._score(new)
+        if self._needs_logprobs:
+            await self._add_logprobs([pending for pending in new if not pending.has_logprobs])
+        needs_scores, needs_logprobs = self._needs_scores, self._needs_logprobs
+        for pending in new:
+            if pending.entry is None and (pending.is_answered or not needs_scores) and (not needs_logprobs or pending.has_logprobs):
                 pending.entry = self._entry(pending)
                 scored.append(pending)
-        for field_name in self._fields:
-            await self._add_logprobs(scored, field_name)
+        for name, model in self._models.items():
+            await self._add_field(scored, name, model)
         return self.complete(scored)
 
     def complete(self, batch: Iterable[PendingGroup]) -> dict[int, LogEntry]:
@@ -167,19 +176,34 @@ class GroupJudge:
         )
 
     def _is_complete(self, entry: LogEntry) -> bool:
-        return entry.verdict != VERDICT_TRAIN or all(getattr(entry, name) for name in self._fields)
+        return entry.verdict != VERDICT_TRAIN or all(getattr(entry, name) for name in self._models)
 
-    async def _add_logprobs(self, batch: Sequence[PendingGroup], name: LogProbsField) -> None:
+    async def _add_logprobs(self, lacking: Sequence[PendingGroup]) -> None:
+        """The version's log-probabilities take the place of those of a policy that sampled."""
+        for pending, answers in await self._logprobs(lacking, self._version):
+            for sample, answer in zip(pending.group.samples, answers, strict=True):
+                sample.logprobs = answer.logprobs
+
+    async def _add_field(self, batch: Sequence[PendingGroup], name: LogProbsField, model: FrozenModel) -> None:
+        """What a frozen model of the run says of the samples of entries that are trained."""
         lacking = [pending for pending in batch if (entry := pending.entry) and entry.verdict == VERDICT_TRAIN and not getattr(entry, name)]
+        for pending, answers in await self._logprobs(lacking, model):
+            if pending.entry is not None:
+                getattr(pending.entry, name).extend(answer.logprobs for answer in answers)
+                if model.top_k:
+                    pending.entry.teacher_rows.extend(answer.rows for answer in answers)
+
+    async def _logprobs(self, lacking: Sequence[PendingGroup], model: FrozenModel) -> list[tuple[PendingGroup, list[SequenceLogProbs]]]:
+        """What the model says of each of the groups' samples; groups that lack an answer are left out. Failures are noted."""
         if not lacking:
-            return
+            return []
+        if not lacking:
+            return []
         with self._traces.call("reference", (pending.index for pending in lacking)) as call, self._state.referenced:
             found: dict[str, SequenceLogProbs] = {}
-            of_teacher = name == "teacher_logprobs"
-            top_k = self._top_k if of_teacher else 0
             try:
-                for part in divided_by_group((_sequences(pending.group) for pending in lacking), 1 + 2 * top_k):
-                    found |= await self._logprobs(part, of_teacher=of_teacher, top_k=top_k)
+                for part in divided_by_group((sequences_of(pending.group) for pending in lacking), 1 + 2 * model.top_k):
+                    found |= await self._answers(part, model)
             except AioRpcError as error:
                 _log.warning("reference_unreachable", run_id=self._run_id, code=error.code().name, detail=error.details())
                 reason = describe_rpc_error("the reference service", self._clients.addresses.reference, error)
@@ -188,53 +212,26 @@ class GroupJudge:
                     # It is there, and cannot compute with this model or these tokens.
                     for pending in lacking:
                         self._state.fail_permanently(pending, reason)
-                return
-            self._take_logprobs(lacking, found, name, call)
+                return []
+            return list(self._whole(lacking, model, found, call))
 
-    async def _logprobs(self, sequences: Sequence[ReferenceSequence], *, of_teacher: bool, top_k: int) -> dict[str, SequenceLogProbs]:
-        """What the base model or the teacher says of the samples of one call, by sample id. Raises AioRpcError."""
-        temperature = self._spec.rollout.temperature
-        request = LogProbsRequest(run_id=self._run_id, temperature=temperature, sequences=sequences, of_teacher=of_teacher, top_k=top_k)
+    async def _answers(self, sequences: Sequence[ReferenceSequence], model: FrozenModel) -> dict[str, SequenceLogProbs]:
+        """The answers of one call, by sample id. Raises AioRpcError."""
+        request = model.request(self._run_id, self._spec.rollout.temperature, sequences)
         service = f"the reference service at {self._clients.addresses.reference}"
         with self._state.first_answers.call(service, REFERENCE_SECONDS) as is_first:
             response = await self._clients.reference.LogProbs(request, timeout=REFERENCE_SECONDS, wait_for_ready=is_first)
         return {result.sample_id: result for result in response.results}
 
-    def _take_logprobs(
-        self, groups: Iterable[PendingGroup], found: Mapping[str, SequenceLogProbs], name: LogProbsField, call: ServiceCall
-    ) -> None:
-        top_k = self._top_k if name == "teacher_logprobs" else 0
+    def _whole(
+        self, groups: Iterable[PendingGroup], model: FrozenModel, found: Mapping[str, SequenceLogProbs], call: ServiceCall
+    ) -> Iterator[tuple[PendingGroup, list[SequenceLogProbs]]]:
+        """The groups of whose samples all have an answer."""
         for pending in groups:
-            answers = [found.get(sample.sample_id) for sample in pending.group.samples]
-            whole = [
-                answer
-                for answer, sample in zip(answers, pending.group.samples, strict=True)
-                if answer is not None and _is_whole(answer, len(sample.token_ids), top_k)
-            ]
-            if pending.entry is not None and len(whole) == len(answers):
-                getattr(pending.entry, name).extend(answer.logprobs for answer in whole)
-                if top_k:
-                    pending.entry.teacher_rows.extend(answer.rows for answer in whole)
+            if (answers := model.answers(pending.group, found)) is not None:
+                yield pending, answers
             else:
                 self._fail([pending], "the reference service left log-probabilities out", call)
 
     def _fail(self, groups: Iterable[PendingGroup], reason: str, call: ServiceCall) -> None:
         call.failed(self._state.fail(groups, reason), reason)
-
-
-def _is_whole(answer: SequenceLogProbs, size: int, top_k: int) -> bool:
-    """Whether an answer has everything for a response whose ids take `size` bytes, as many as its log-probabilities."""
-    rows = answer.rows
-    fits = not top_k or (len(rows.ids), len(rows.logprobs)) == (top_k * size, (top_k + 1) * size)
-    return len(answer.logprobs) == size and fits
-
-
-def _logprobs_fields(spec: RunSpec) -> tuple[LogProbsField, ...]:
-    """What the reference service adds to an entry that is trained."""
-    reference: tuple[LogProbsField, ...] = ("reference_logprobs",) if needs_reference_logprobs(spec) else ()
-    return (*reference, "teacher_logprobs") if spec.teacher is not None else reference
-
-
-def _sequences(group: Group) -> Iterator[ReferenceSequence]:
-    for sample in group.samples:
-        yield ReferenceSequence(sample_id=sample.sample_id, prompt_ids=group.prompt_ids, token_ids=sample.token_ids)

@@ -60,6 +60,11 @@ class PendingGroup:
         """Whether the scorer has judged every sample."""
         return all(map(self.answers.__contains__, self.ids))
 
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether each token of the samples has its log-probability."""
+        return all(len(sample.logprobs) == len(sample.token_ids) for sample in self.samples)
+
     def unanswered(self) -> list[int]:
         """Positions of the samples that the scorer has not judged."""
         return [n for n, sample_id in enumerate(self.ids) if sample_id not in self.answers]

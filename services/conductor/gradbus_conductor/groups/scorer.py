@@ -1,4 +1,4 @@
-"""What a run's scorer is asked, and where: the reward service, or the reference service for a reward model."""
+"""What a run's scorer is asked, and where: the reward service, or the reference service for a reward model or a version of one."""
 
 from __future__ import annotations
 
@@ -34,17 +34,20 @@ class RunScorer:
     timeout: float
     """Seconds of a call."""
     run_id: str
-    reward_json: str
+    reward_json: str = ""
     """Empty for a reward model, which gets tokens instead of texts."""
+    version_files: Sequence[str] = ()
+    """Of the version that scores, in the evaluation of a run that trains a reward model."""
 
     @classmethod
-    def of(cls, clients: Clients, run_id: str, spec: RunSpec) -> RunScorer:
-        """The scorer that the spec names."""
+    def of(cls, clients: Clients, run_id: str, spec: RunSpec, version_files: Sequence[str] = ()) -> RunScorer:
+        """The scorer that the spec names, or the version of these files."""
         reward, addresses = spec.reward, clients.addresses
-        if reward.model is not None:
+        if reward.model is not None or version_files:
             name = f"the reward model, in the reference service at {addresses.reference}"
             timeout = max(reward.timeout_seconds, REFERENCE_SECONDS)
-            return cls(clients.reward_model, "the reference service", addresses.reference, name, timeout, run_id, "")
+            stub, service = clients.reward_model, "the reference service"
+            return cls(stub, service, addresses.reference, name, timeout, run_id, version_files=version_files)
         name = f"the scorer at {reward.service}" if reward.service else f"the grader, in the reward service at {addresses.reward}"
         section = reward.model_dump_json(exclude={"model"})
         return cls(clients.reward, "the reward service", addresses.reward, name, reward.timeout_seconds + _EXTRA_SECONDS, run_id, section)
@@ -54,7 +57,7 @@ class RunScorer:
         if not self.reward_json:
             # By whole groups: the bits of a group's scores depend on no other group.
             for part in divided_by_group(_token_samples(pending, call) for pending in batch):
-                yield ScoreRequest(run_id=self.run_id, samples=part)
+                yield ScoreRequest(run_id=self.run_id, samples=part, version_files=self.version_files)
             return
         samples = (fields for pending in batch for fields in _text_samples(pending, call))
         if fits_one_call(sum(pending.characters for pending in batch)):

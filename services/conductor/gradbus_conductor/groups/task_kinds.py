@@ -27,6 +27,11 @@ class TaskSet(Protocol):
         ...
 
     @property
+    def version_files(self) -> Sequence[str]:
+        """Digests of a version's files; only of held-out rows with given responses, whose loss is the version's."""
+        ...
+
+    @property
     def trace_attributes(self) -> Attributes:
         """Added to the root span of each group."""
         ...
@@ -58,6 +63,7 @@ class TrainingTasks:
 
     kind: TaskKind = TaskKind.TASK_KIND_TRAIN
     is_logged: bool = True
+    version_files: Sequence[str] = ()
 
     @property
     def trace_attributes(self) -> Attributes:  # noqa: D102
@@ -85,6 +91,7 @@ class EvaluationTasks:
     """Held-out rows, completed by one version; an index is a row."""
 
     version: int
+    version_files: Sequence[str] = ()
     kind: TaskKind = TaskKind.TASK_KIND_EVALUATION
     is_logged: bool = False
 

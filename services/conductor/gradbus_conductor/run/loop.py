@@ -171,10 +171,13 @@ class RunLoop:
             await self._pipeline.dispatch(groups, workers)
 
     def _new_groups(self) -> dict[int, int]:
-        """Groups that the newest version allows, index to version; the schedule counts them as outstanding from here on."""
+        """Groups that the newest version and its evaluation allow, index to version; the schedule counts them as outstanding then."""
         if self._heads.version < 0:
             return {}
-        return {item.index: item.version for item in self._schedule.dispatchable(self._heads.version)}
+        head, limit = self._heads.version, self._evaluator.trainable_steps
+        if limit is not None:
+            head = min(head, limit - self._context.record.spec.steps_ahead)
+        return {item.index: item.version for item in self._schedule.dispatchable(head)}
 
     async def _repair(self, rollouts: Sequence[WorkerPresence]) -> None:
         """At most once a tick: takes its share of the rollouts, replaces a lost trainer, dispatches overdue groups."""
@@ -192,7 +195,7 @@ class RunLoop:
             version=self._heads.version,
             step=self._reached,
             checkpoint=self._heads.checkpoint,
-            accuracy=self._evaluator.newest.accuracy if self._evaluator.newest else None,
+            evaluation=self._evaluator.newest,
             warning=self._learning_signal.warning,
             scoring_seconds=self._pipeline.scoring_seconds,
             reference_seconds=self._pipeline.reference_seconds,

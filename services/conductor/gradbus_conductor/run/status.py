@@ -13,6 +13,7 @@ from gradbus.control.runs import FINAL_STATES, RunProgress, RunState, RunStatus,
 from gradbus.telemetry import run_metrics
 from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_FILTERED, LogEntry
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
+from gradbus_conductor.evaluation.results import HeldOutLoss, Result
 
 _WRITE_SECONDS = 0.5
 _IDLE_STATES: frozenset[RunState] = FINAL_STATES | {"queued", "paused"}
@@ -28,8 +29,8 @@ class RunSnapshot:
     """Step of the newest checkpoint; -1 before the first."""
     step: int = -1
     """Steps that a trainer has made, if that is more than the version says."""
-    accuracy: float | None = None
-    """Of the newest evaluation."""
+    evaluation: Result | None = None
+    """The newest one."""
     warning: str = ""
     """What the user should know while the run goes on."""
     scoring_seconds: float = 0.0
@@ -145,7 +146,9 @@ class RunStatusWriter:
         progress.version = max(0, snapshot.version)
         progress.step = max(progress.version, snapshot.step)
         progress.checkpoint_step = snapshot.checkpoint
-        progress.accuracy = snapshot.accuracy
+        if snapshot.evaluation is not None:
+            progress.accuracy = snapshot.evaluation.accuracy
+            progress.held_out_loss = snapshot.evaluation.loss if isinstance(snapshot.evaluation, HeldOutLoss) else None
         progress.workers = len(snapshot.rollouts)
         if snapshot.rollouts:
             progress.shares["generate"] = sum(worker.busy for worker in snapshot.rollouts) / len(snapshot.rollouts)
@@ -178,6 +181,8 @@ class RunStatusWriter:
         self.metrics.set("gradbus.run.step", progress.step)
         if progress.accuracy is not None:
             self.metrics.set("gradbus.evaluation.score", progress.accuracy)
+        if progress.held_out_loss is not None:
+            self.metrics.set("gradbus.evaluation.loss", progress.held_out_loss)
 
     def _idle_seconds(self) -> float:
         """Seconds without a step or a change of state; 0 in a state that makes no steps."""

@@ -110,7 +110,8 @@ class PromptCheck:
 
         def read() -> list[NumberedPrompt]:
             rows = islice(numbered(content), _ROWS)
-            return [NumberedPrompt(line, *given_row(row, columns, line)) for line, row in rows]
+            given = [(line, given_row(row, columns, line)) for line, row in rows]
+            return [NumberedPrompt(line, row.prompt, row.responses, row.label) for line, row in given]
 
         return await asyncio.to_thread(read)  # because a row may have a megabyte of JSON
 

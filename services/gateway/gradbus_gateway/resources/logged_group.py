@@ -9,7 +9,7 @@ from functools import cached_property
 from gradbus.algorithms import algorithm_of
 from gradbus.experience.stream_ids import StreamId
 from gradbus.formats.tokens import token_count, unpack_ids, unpack_logprobs
-from gradbus.spec import RunSpec
+from gradbus.spec import PAIR_KINDS, Kind, RunSpec
 from gradbus.v1.group_pb2 import VERDICT_TRAIN, Group, LogEntry, Verdict
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK, RewardStatus, SampleReward
 from gradbus.v1.sample_pb2 import FinishReason, Sample
@@ -73,6 +73,7 @@ class LoggedGroup:
             reward_status=_enum_word(RewardStatus.Name(reward.status), "REWARD_STATUS_") if reward else "none",
             reason=_reason(reward, entry),
             verdict=_enum_word(Verdict.Name(entry.verdict), "VERDICT_"),
+            label=_label(sample, self._spec.kind),
             advantage=self.advantages[at],
             versions=[
                 SpanResource(start=span.start, end=span.end, version=span.version, trainable=span.trainable) for span in sample.spans
@@ -104,6 +105,15 @@ def _logprobs(of_samples: Sequence[bytes], at: int) -> list[float]:
 def admission_time(entry_id: str) -> datetime:
     """When the buffer took the log entry with this id."""
     return datetime.fromtimestamp(StreamId.parse(entry_id).milliseconds / 1e3, UTC)
+
+
+def _label(sample: Sample, kind: Kind) -> str:
+    """What the dataset says of a response of it."""
+    if kind in PAIR_KINDS:
+        return "rejected" if sample.n else "chosen"
+    if kind != "kto":
+        return ""
+    return "mismatched" if sample.n else "undesirable" if sample.undesirable else "desirable"
 
 
 def _reason(reward: SampleReward | None, entry: LogEntry) -> str:

@@ -46,6 +46,11 @@ class SampleResource(BaseModel):
     reward_status: str
     reason: str
     verdict: str
+    label: str = Field(
+        "",
+        description="Of a response of the dataset: `chosen` or `rejected`; `desirable`, `undesirable` or, if it belongs to another row "
+        "and is not trained, `mismatched`. Empty for other responses.",
+    )
     advantage: float | None = Field(
         None, description="That of its tokens; null if it is not trained, if its tokens have different ones, or if the step is whitened."
     )

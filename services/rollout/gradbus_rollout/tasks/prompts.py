@@ -19,6 +19,8 @@ from gradbus.tokenizer.tokenizer import NumberedPrompt, Tokenizer
 _CHECKED_ROWS: Final = 10_000
 _CHECK_SECONDS: Final = 30.0
 _ROWS_AT_ONCE: Final = 64
+_LOOKED_AT: Final = 16
+"""Rows after one, for another prompt: those with the same one are usually neighbours."""
 _KEPT_ROWS: Final = 10_000
 _KEPT_SIZE: Final = 1 << 24
 """Tokens and characters of the rows that are kept: a chat template may make any number of tokens of a row."""
@@ -32,6 +34,8 @@ class _Row:
     """None for chat messages whose text was not asked for yet."""
     responses: Sequence[bytes] = ()
     """Packed; of a dataset that gives them."""
+    label: bool | None = None
+    """Of a dataset with labels."""
 
     @property
     def size(self) -> int:
@@ -46,6 +50,11 @@ class GivenResponse:
     """Token ids `[T]`."""
     spans: Sequence[tuple[int, int, bool]]
     """(start, end, whether its tokens are trained), which cover `[0, T)` without gaps."""
+
+    def cut(self, length: int) -> GivenResponse:
+        """Its first tokens, at most `length`."""
+        spans = [(start, min(end, length), trained) for start, end, trained in self.spans if start < length]
+        return GivenResponse(self.ids[:length], spans)
 
     @classmethod
     def of(cls, encoded: Sequence[int]) -> GivenResponse:
@@ -80,6 +89,17 @@ class PromptTable:
                 break
         return table
 
+    def other_row(self, row: int) -> int:
+        """The next row of the file with another prompt, after the last one the first; the next row if many have the same prompt."""
+        count, own = len(self._prompts), self._prompts[row].prompt
+        following = [(row + distance) % count for distance in range(1, min(count, _LOOKED_AT) + 1)]
+        return next((other for other in following if self._prompts[other].prompt != own), following[0])
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that fit the model."""
+        return self._tokenizer.context_length
+
     async def ids(self, rows: Sequence[int]) -> list[tuple[int, ...]]:
         """Token ids `[P]` of each row's prompt."""
         return [unpack_ids(row.ids) for row in await self._rows(rows)]
@@ -87,6 +107,10 @@ class PromptTable:
     async def responses(self, rows: Sequence[int]) -> list[Sequence[GivenResponse]]:
         """The responses that the dataset gives to each row's prompt."""
         return [[GivenResponse.of(unpack_ids(ids)) for ids in row.responses] for row in await self._rows(rows)]
+
+    async def labels(self, rows: Sequence[int]) -> list[bool | None]:
+        """Whether each row's response is a desirable one; None in a dataset without labels."""
+        return [row.label for row in await self._rows(rows)]
 
     async def texts(self, rows: Sequence[int]) -> list[str]:
         """The prompts as text, for the scorer; of chat messages, the text that the template made."""
@@ -108,7 +132,8 @@ class PromptTable:
         encoded = iter(await self._tokenizer.encode(prompts))
         for number, given in zip(missing, prompts, strict=True):
             text = given.prompt if isinstance(given.prompt, str) else None
-            found[number] = _Row(pack_ids(next(encoded)), text, [pack_ids(ids) for ids in islice(encoded, len(given.responses))])
+            ids = pack_ids(next(encoded))
+            found[number] = _Row(ids, text, [pack_ids(ids) for ids in islice(encoded, len(given.responses))], given.label)
         for number, row in found.items():
             self._keep(number, row)
         return [found[number] for number in rows]
@@ -142,4 +167,4 @@ class _Prompts:
 
     def __getitem__(self, row: int) -> NumberedPrompt:
         found = json.loads(self._content[self._starts[row] : self._ends[row]])
-        return NumberedPrompt(self._lines[row], found["prompt"], found.get("responses", ()))
+        return NumberedPrompt(self._lines[row], found["prompt"], found.get("responses", ()), found.get("label"))

@@ -32,7 +32,7 @@ class LossMetrics:
     policy: float = 0.0
     kl: float = 0.0
     """Of the trained policy to the base model, by `kl_estimator`, nats a token; with a KL in the reward the mean of log mu - log ref;
-    0 without a KL."""
+    of labelled responses the loss's reference point, nats a response; 0 without a KL."""
     entropy: float = 0.0
     """Nats a token."""
     drift: float = 0.0
@@ -73,16 +73,17 @@ class CriticMetrics:
 
 @dataclass(frozen=True, slots=True)
 class PreferenceMetrics:
-    """How the policy ranks the pairs of a step, before its update; means over pairs."""
+    """How the policy ranks the pairs of a step, or its desirable and undesirable responses, before its update; means over them."""
 
-    accuracy: float = 0.0
-    """Share of pairs whose chosen response has the higher reward."""
-    margin: float = 0.0
-    """Of the rewards: beta times what the loss compares, or of a reward model's scores."""
-    chosen: float = 0.0
-    """Log-probability of the chosen response, nats, or its score by a reward model."""
-    rejected: float = 0.0
-    """The same of the rejected response."""
+    accuracy: float | None = None
+    """Share of pairs whose chosen response has the higher reward; None without pairs."""
+    margin: float | None = None
+    """Of the rewards: beta times what the loss compares, or of a reward model's scores. None in a step with one label alone."""
+    chosen: float | None = None
+    """Log-probability of the chosen response, nats, or its score by a reward model; of a desirable response its log-ratio to the base
+    model. None in a step without one."""
+    rejected: float | None = None
+    """The same of the rejected or undesirable response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class StepMetrics:
     critic: CriticMetrics | None = None
     """None in a step that trained no critic."""
     preference: PreferenceMetrics | None = None
-    """None in a step that trained no pairs."""
+    """None in a step that trained neither pairs nor labelled responses."""
     coefficients: Coefficients | None = None
     """Those of the step; None without a controller."""
     teacher_kl: float | None = None
@@ -111,7 +112,7 @@ class StepMetrics:
     phases: Sequence[Phase] = field(default=(), compare=False)
     """The step's parts in time."""
 
-    def named(self) -> dict[str, float]:
+    def named(self) -> dict[str, float | None]:
         """Every metric that an algorithm may list in its `metric_names`."""
         critic, preference = self.critic or CriticMetrics(), self.preference or PreferenceMetrics()
         coefficients = self.coefficients or Coefficients(0.0, 0.0)
@@ -140,6 +141,8 @@ class StepMetrics:
             "rejected_logprob": preference.rejected,
             "chosen_score": preference.chosen,
             "rejected_score": preference.rejected,
+            "desirable_logratio": preference.chosen,
+            "undesirable_logratio": preference.rejected,
         }
 
 

@@ -26,7 +26,7 @@ from gradbus_kernels.models.invariant_decoder import invariant_packed_logprobs
 from gradbus_kernels.models.language_model import LanguageModel
 from gradbus_kernels.models.lora import adapters_off, add_adapters
 from gradbus_kernels.models.packing import TokenSequence
-from gradbus_kernels.operators import PolicyLoss, PolicyTokens, PreferenceSettings, linear_grpo_loss, policy_loss, token_weights
+from gradbus_kernels.operators import PolicyLoss, PolicyTokens, linear_grpo_loss, policy_loss, token_weights
 from gradbus_trainer.learners.base import StepMetrics
 from gradbus_trainer.learners.critic.critic import Critic, belongs_to_critic
 from gradbus_trainer.learners.data_parallel import DataParallelThreads, accumulate_in_turn
@@ -41,7 +41,7 @@ from gradbus_trainer.learners.loss_inputs import (
     with_base_reference,
 )
 from gradbus_trainer.learners.optimizer import AdamW
-from gradbus_trainer.learners.preference import LogProbs, preference_settings, weighed_pairs
+from gradbus_trainer.learners.preference import LogProbs, PreferenceLossSettings, preference_settings, weighed_batch
 from gradbus_trainer.learners.probe import version_probe
 from gradbus_trainer.learners.working_weights import WorkingWeights
 from gradbus_trainer.step.batch import Batch, TrainSample, micro_batches
@@ -167,7 +167,7 @@ class TorchLearner:
         if self._critic is not None:
             return self._optimise_both(batch, before, self._critic)
         if self._preference is not None:
-            return self._optimise_pairs(batch, before, self._preference)
+            return self._optimise_preference(batch, before, self._preference)
         return self._optimise(batch, before)
 
     def _optimise(self, batch: Batch, before: StepMetrics) -> StepMetrics:
@@ -215,16 +215,16 @@ class TorchLearner:
             metrics = self._optimise(estimates.batch, before)
         return replace(metrics, tokens=sum(batch.trainable_counts), critic=of_critic)
 
-    def _optimise_pairs(self, batch: Batch, before: StepMetrics, settings: PreferenceSettings) -> StepMetrics:
-        """The update by the loss of the batch's pairs."""
+    def _optimise_preference(self, batch: Batch, before: StepMetrics, settings: PreferenceLossSettings) -> StepMetrics:
+        """The update by the loss of the batch's pairs or labelled responses."""
         references: LogProbs | None = None
         if self._learner_computes_reference:
             with adapters_off(self._model):
                 references = self._present_logprobs(batch)
         elif settings.needs_reference:
             references = [sample.reference_logprobs for sample in batch.samples if sample.reference_logprobs is not None]
-        pairs = weighed_pairs(batch, self._present_logprobs(batch), references, settings)
-        return pairs.metrics_of(self._optimise(pairs.batch, before))
+        weighed = weighed_batch(batch, self._present_logprobs(batch), references, settings)
+        return weighed.metrics_of(self._optimise(weighed.batch, before))
 
     def _clip_and_step(self, step: int, rate: float) -> float:
         norm = check_gradient(self._optimizer.clip_gradient(), step)

@@ -39,7 +39,7 @@ class StepMetricsRecorder:
         if step.critic is not None:
             self._critic(step.critic)
         if step.preference is not None:
-            self._preference(step.preference)
+            self._preference(step.preference, step.loss.kl)
         self._rewards(stats)
         self._responses(stats)
 
@@ -77,11 +77,19 @@ class StepMetricsRecorder:
         self._metrics.set("gradbus.critic.explained_variance", critic.explained_variance)
         self._metrics.set("gradbus.critic.grad_norm", critic.grad_norm)
 
-    def _preference(self, preference: PreferenceMetrics) -> None:
-        self._metrics.set("gradbus.preference.accuracy", preference.accuracy)
-        self._metrics.set("gradbus.preference.margin", preference.margin)
-        self._metrics.set("gradbus.preference.response", preference.chosen, {"gradbus.label": "chosen"})
-        self._metrics.set("gradbus.preference.response", preference.rejected, {"gradbus.label": "rejected"})
+    def _preference(self, preference: PreferenceMetrics, kl: float) -> None:
+        """What has no value in this step keeps that of an earlier one."""
+        labels = ("chosen", "rejected")
+        if preference.accuracy is None:
+            labels = ("desirable", "undesirable")
+            self._metrics.set("gradbus.policy.kl", kl)
+        else:
+            self._metrics.set("gradbus.preference.accuracy", preference.accuracy)
+        if preference.margin is not None:
+            self._metrics.set("gradbus.preference.margin", preference.margin)
+        for label, value in zip(labels, (preference.chosen, preference.rejected), strict=True):
+            if value is not None:
+                self._metrics.set("gradbus.preference.response", value, {"gradbus.label": label})
 
     def _rewards(self, stats: BatchStats) -> None:
         if not stats.rewards:

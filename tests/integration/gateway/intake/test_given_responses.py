@@ -7,6 +7,7 @@ import pytest
 from gradbus.errors import SpecError
 
 PAIR = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
+LABELLED = {"prompt": "1+1=", "completion": "2", "label": True}
 CHAT = {"prompt": [{"role": "user", "content": "1+1="}], "chosen": "2", "rejected": "3"}
 CASES = {
     "unknown kind": ("distil", PAIR, {}, "kind", "'reward_model'"),
@@ -43,6 +44,9 @@ CASES = {
     ),
     "a prompt too long": ("dpo", PAIR | {"prompt": "1" * 65}, {}, "data.train", "line 2"),
     "chat without a template": ("dpo", CHAT, {}, "data.prompt", "chat template"),
+    "no label": ("kto", LABELLED | {"label": None}, {}, "data.train", "line 2 has null as 'label'; a label is true"),
+    "a label that is a number": ("kto", LABELLED | {"label": 1}, {}, "data.train", "line 2 has a number as 'label'"),
+    "a column without labels": ("kto", LABELLED, {"data": {"label": "good"}}, "data.train", "line 1 has no column 'good'"),
     "adapters of a reward model": ("reward_model", PAIR, {"trainer": {"lora": {"rank": 2}}}, "trainer.lora", "no [trainer.lora]"),
     "a rounded reward model": ("reward_model", PAIR, {"trainer": {"dtype": "bf16"}}, "trainer.dtype", '"fp32"'),
     "a scorer": ("dpo", PAIR, {"reward": {"service": "grpc://127.0.0.1:1"}}, "reward", "no [reward]"),
@@ -54,7 +58,8 @@ def body(tmp_path, spec):
     """Makes a spec with a good pair and one that is given."""
 
     def make(kind, row, **changes):
-        (tmp_path / "given.jsonl").write_text(f"{json.dumps(PAIR)}\n{json.dumps(row)}\n")
+        first = LABELLED if kind == "kto" else PAIR
+        (tmp_path / "given.jsonl").write_text(f"{json.dumps(first)}\n{json.dumps(row)}\n")
         given = {name: value for name, value in spec.items() if name in {"name", "model", "schedule"}}
         return given | {"kind": kind} | changes | {"data": {"train": "given.jsonl", **changes.get("data", {})}}
 
@@ -75,9 +80,9 @@ def test_a_fault_names_its_place_and_what_to_do(client, body, tmp_path, case):
     assert words in str(fault)
 
 
-@pytest.mark.parametrize("kind", ["dpo", "ipo", "simpo", "orpo", "reward_model"])
-def test_pairs_are_taken_and_a_stored_spec_again(client, http, body, tmp_path, kind):
-    run = client.submit(body(kind, PAIR), tmp_path)
+@pytest.mark.parametrize("kind", ["dpo", "ipo", "simpo", "orpo", "kto", "reward_model"])
+def test_pairs_and_labels_are_taken_and_a_stored_spec_again(client, http, body, tmp_path, kind):
+    run = client.submit(body(kind, LABELLED if kind == "kto" else PAIR), tmp_path)
     assert run["state"] == "queued"
     again = http.post("/v1/runs", json=run["spec"])
     assert (again.status_code, again.json()["spec"]) == (201, run["spec"])

@@ -32,6 +32,15 @@ const evaluation = ({ evaluation: { metric } }) => ({
 });
 
 const TEACHER = of("KL to the teacher", "mean log-ratio of policy and teacher over the sampled tokens, in nats; 0 is the teacher itself", { teacher_kl: "kl" });
+const HELD_OUT_LOSS = {
+  options: { title: "Held-out loss", explanation: "on held-out rows, by version; if it rises while the loss falls, the run learns its rows by heart", format: number, points: true, series: [{ label: "loss" }] },
+  data: ({ evaluations }) => [evaluations.versions, evaluations.scores],
+};
+const HELD_OUT_ACCURACY = {
+  options: { title: "Held-out accuracy", explanation: "share of held-out pairs whose chosen response has the higher reward, by version", format: fixed, points: true, series: [{ label: "accuracy" }] },
+  data: ({ evaluations }) => [evaluations.versions, evaluations.accuracies],
+};
+const heldOut = (spec) => (!spec.data?.eval ? [] : trainsPairs(spec) ? [HELD_OUT_LOSS, HELD_OUT_ACCURACY] : [HELD_OUT_LOSS]);
 
 const sampled = (spec) => [
   ...(readsRewards(spec) ? [REWARD] : []), ...(spec.teacher ? [TEACHER] : []), evaluation(spec), SPEED, ENTROPY,
@@ -59,7 +68,15 @@ const PAIRS = [
 const LOGPROBS = of("Chosen / rejected", "log-probability of the response in nats", { chosen_logprob: "chosen", rejected_logprob: "rejected" });
 const SCORES = of("Chosen / rejected", "score of the response", { chosen_score: "chosen", rejected_score: "rejected" });
 
-const given = (spec) => [LOSS, ...(trainsPairs(spec) ? [...PAIRS, spec.kind === "reward_model" ? SCORES : LOGPROBS] : [ENTROPY]), NORM, RATE, LENGTH, SPEED];
+const LABELS = [
+  of("Margin", "mean reward of desirable responses minus that of undesirable ones", { margin: "margin" }),
+  of("Desirable / undesirable", "log-ratio of the response to the base model in nats", { desirable_logratio: "desirable", undesirable_logratio: "undesirable" }),
+  of("KL", "the loss's reference point: log-ratio of mismatched responses in nats, at least 0", { kl: "kl" }),
+];
+
+const PREFERENCES = { kto: LABELS, reward_model: [...PAIRS, SCORES] };
+const preferences = (spec) => (spec.kind === "sft" ? [ENTROPY] : PREFERENCES[spec.kind] ?? [...PAIRS, LOGPROBS]);
+const given = (spec) => [LOSS, ...heldOut(spec), ...preferences(spec), NORM, RATE, LENGTH, SPEED];
 
 /** The charts that fit a run: [{options, data}], `data` gives a chart's columns of a history. */
 export const chartsOf = (spec) => (trainsGiven(spec) ? given(spec) : [...sampled(spec), ...(spec.trainer.critic ? CRITIC : [])]);

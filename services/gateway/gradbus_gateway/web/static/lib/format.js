@@ -5,7 +5,7 @@ const STATES = {
   running: ["Running", ""],
   paused: ["Paused", "deadlines are suspended; Resume continues where it stopped"],
   waiting_for_reward: ["Waiting for rewards", "the scorer or the reference service fails, or is slow"],
-  evaluating: ["Evaluating", "sampling the held-out rows with the last version"],
+  evaluating: ["Evaluating", "the held-out rows, by the last version"],
   cancelling: ["Cancelling", "its tasks are being removed"],
   succeeded: ["Succeeded", ""],
   failed: ["Failed", ""],

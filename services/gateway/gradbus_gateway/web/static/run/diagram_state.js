@@ -18,7 +18,8 @@ export function diagramState(run, history, workers, shares) {
   const groups = rates && rates.steps * schedule.groups_per_step;
   const samples = groups && groups * groupSize(run.spec);
   const asks = [reward.model && "scores", usesReferenceLogprobs(run.spec) && "log-probabilities"].filter(Boolean).join(", ");
-  const usesReference = Boolean(asks);
+  // Of given responses the reference service computes the held-out loss too.
+  const usesReference = Boolean(asks) || Boolean(isGiven && run.spec.data?.eval);
   const claimed = rollouts.reduce((sum, worker) => sum + worker.claims.length, 0);
   const flow = (value, long, short) => ({ long: value ? `${number(value, 1)} ${long}` : "", short: value ? `${number(value, 1)}${short}` : "", isFlowing: Boolean(value) && !isOver });
   const nothing = { long: "", short: "", isFlowing: false };
@@ -43,7 +44,7 @@ export function diagramState(run, history, workers, shares) {
       sampled: flow(samples, isGiven ? "responses/s" : "samples/s", "/s"),
       admitted: { long: groups ? `${isScored ? "scored, " : ""}admitted once` : "", short: "", isFlowing: Boolean(groups) && !isOver },
       score: !usesReward || !isScored ? nothing : flow(samples, "scores/s", "/s scored"),
-      logprobs: usesReference ? flow(samples, `${asks}/s`, "/s") : nothing,
+      logprobs: asks ? flow(samples, `${asks}/s`, "/s") : nothing,
       read: flow(groups, "groups/s", "/s"),
       publish: shortOnly(flow(rates?.steps, "", "/s")),
       load: isGiven ? nothing : loadFlow(version, rollouts, run.state),

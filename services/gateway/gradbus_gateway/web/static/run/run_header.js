@@ -58,7 +58,8 @@ function scores({ spec, progress }) {
       Staleness: fixed(progress.staleness, 1),
     };
   }
-  return { Loss: fixed(progress.loss), ...(trainsPairs(spec) ? { Accuracy: fixed(progress.pair_accuracy) } : {}) };
+  const heldOut = spec.data?.eval ? { "Held-out loss": fixed(progress.held_out_loss) } : {};
+  return { Loss: fixed(progress.loss), ...(trainsPairs(spec) ? { Accuracy: fixed(progress.pair_accuracy) } : {}), ...heldOut };
 }
 
 function detail(run, rates) {

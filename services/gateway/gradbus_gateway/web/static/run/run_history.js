@@ -3,8 +3,10 @@ const COLUMNS = [
   "reward", "reward_std", "entropy", "kl", "teacher_kl", "response_length", "truncated", "clip_low", "clip_high", "staleness_mean", "staleness_max",
   "tokens", "grad_norm", "logprob_diff", "filtered", "dropped", "explained_variance", "value_loss",
   "loss", "learning_rate", "accuracy", "margin", "chosen_logprob", "rejected_logprob", "chosen_score", "rejected_score",
+  "desirable_logratio", "undesirable_logratio",
 ];
 const MAX_EVENTS = 400;
+const scoreOf = ({ loss, accuracy }) => (loss === undefined ? accuracy : loss);
 
 export class RunHistory {
   steps = [];
@@ -12,7 +14,8 @@ export class RunHistory {
   times = [];
   columns = Object.fromEntries(COLUMNS.map((name) => [name, []]));
   seconds = { wait: [], train: [], publish: [] };
-  evaluations = { versions: [], scores: [] };
+  /** By evaluated version: its score, the mean of a metric or the loss of given responses, and the accuracy of pairs. */
+  evaluations = { versions: [], scores: [], accuracies: [] };
   /** The newest events that are not metrics, newest last. */
   events = [];
   /** Id of the newest event. */
@@ -23,7 +26,7 @@ export class RunHistory {
     this.newest = event.id;
     if (event.type === "metrics") this.#metrics(event);
     else {
-      if (event.type === "evaluation" && event.data.accuracy !== null && event.data.accuracy !== undefined) this.#evaluation(event.data);
+      if (event.type === "evaluation" && Number.isFinite(scoreOf(event.data))) this.#evaluation(event.data);
       this.events.push(event);
       if (this.events.length > MAX_EVENTS) this.events.shift();
     }
@@ -39,7 +42,8 @@ export class RunHistory {
 
   #evaluation(data) {
     this.evaluations.versions.push(data.version);
-    this.evaluations.scores.push(data.accuracy);
+    this.evaluations.scores.push(scoreOf(data));
+    this.evaluations.accuracies.push(data.accuracy ?? null);
   }
 
   /** When the metrics of `step` were recorded, in milliseconds since 1970; undefined if they are not known. */

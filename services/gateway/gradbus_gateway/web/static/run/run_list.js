@@ -46,13 +46,19 @@ function table(runs) {
   );
 }
 
+/** Of a run on given responses: its held-out loss, or without one the accuracy of its pairs. */
+function second(score, { held_out_loss: loss, pair_accuracy: accuracy }) {
+  if (loss !== null) return score("held-out loss", fixed(loss), "");
+  return accuracy === null ? make("td") : score("accuracy", fixed(accuracy), "");
+}
+
 function row(run) {
   const { progress } = run;
   const score = (label, value, style = "only-narrow ") => make("td", { class: "right" }, make("span", { class: `${style}soft small` }, `${label} `), value);
   // The columns are those of runs with rewards; the figures of another run say what they are.
   const scores = isRewarded(run)
     ? [isTaught(run) ? score("KL to teacher", fixed(progress.teacher_kl), "") : score("reward", fixed(progress.reward)), score("held-out", fixed(progress.accuracy))]
-    : [score("loss", fixed(progress.loss), ""), progress.pair_accuracy === null ? make("td") : score("accuracy", fixed(progress.pair_accuracy), "")];
+    : [score("loss", fixed(progress.loss), ""), second(score, progress)];
   return make(
     "tr", {},
     make("td", {}, make("a", { id: `to-${run.id}`, href: `#/runs/${run.id}` }, run.name || run.id), make("div", { class: "soft small" }, make("span", { class: "mono" }, run.id), run.kind ? ` · ${run.kind}` : "")),

@@ -1,8 +1,8 @@
-// One sample as a card: its response, and its reward and advantage or its label in a pair.
+// One sample as a card: its response, and its reward and advantage or its label.
 import { make } from "../lib/elements.js";
 import { shadedTokens } from "./tokens.js";
 import { number, signed } from "../lib/format.js";
-import { readsRewards, trainsGiven, trainsPairs } from "../lib/run_kind.js";
+import { readsRewards, trainsGiven } from "../lib/run_kind.js";
 
 /** [lowest, highest] reward, with 0 included: one scale for the bars of all samples that are shown. */
 export function rewardRange(samples) {
@@ -18,7 +18,7 @@ export function sampleCard(run, sample, { colour, texts, range }) {
     "li", { class: "sample" },
     make("a", { class: `response-text ${tone}${strength}`, href: `#/runs/${run.id}/samples/${sample.id}`, "aria-label": `sample ${sample.id}: ${sample.text || "empty"}` },
       ...(colour === "probability" ? shadedTokens(sample, texts) : [sample.text || make("span", { class: "soft" }, "(empty)")])),
-    readsRewards(run.spec) ? rewardBar(sample, range) : make("p", { class: "label" }, labelOf(run, sample)),
+    readsRewards(run.spec) ? rewardBar(sample, range) : make("p", { class: "label" }, sample.label ?? ""),
     make("p", { class: "soft small" }, details(run, sample)),
   );
 }
@@ -28,9 +28,6 @@ function rewardBar(sample, [low, high]) {
   const share = high > low ? (sample.reward - low) / (high - low) : 0;
   return make("p", { class: "reward num" }, number(sample.reward), make("meter", { min: 0, max: 1, value: share, "aria-label": "reward, relative to the samples shown" }));
 }
-
-/** Which response of its pair a sample is; empty in a run without pairs. */
-export const labelOf = (run, sample) => (!trainsPairs(run.spec) ? "" : sample.id.endsWith(".0") ? "chosen" : "rejected");
 
 /** Whether a sample of a group that is trained is left out of its step. */
 export function isMasked(run, sample) {

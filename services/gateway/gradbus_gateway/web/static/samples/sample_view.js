@@ -1,6 +1,6 @@
 // One sample: prompt, response, the rest of its group, and its timeline from dispatch to training.
 import { fetchJson } from "../lib/api.js";
-import { isMasked, labelOf, rewardRange, sampleCard } from "./sample_card.js";
+import { isMasked, rewardRange, sampleCard } from "./sample_card.js";
 import { make, withCode } from "../lib/elements.js";
 import { historyOf, loadHistory } from "../run/event_stream.js";
 import { readSamples } from "./sample_log.js";
@@ -56,8 +56,9 @@ function timeline(run, history, sample) {
 
 /** The stages of a response of the dataset before its admission. */
 function read(run, sample) {
-  const which = labelOf(run, sample) ? `the ${labelOf(run, sample)} response` : "the completion";
-  return stage("Read", null, `Group ${sample.index}: ${which} of row ${sample.row_index} of the dataset, ${plural(sample.token_count, "token")}, by ${sample.worker}.`);
+  const which = sample.label ? `the ${sample.label} response` : "the completion";
+  const row = sample.label === "mismatched" ? `row ${sample.row_index}, which is that of another row` : `row ${sample.row_index} of the dataset`;
+  return stage("Read", null, `Group ${sample.index}: ${which} of ${row}, ${plural(sample.token_count, "token")}, by ${sample.worker}.`);
 }
 
 /** The stages of a sampled response before its admission; `published`: when the version that its task names was. */
