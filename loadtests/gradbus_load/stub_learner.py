@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.nn.utils import clip_grad_norm_
 
+from gradbus.algorithms import Coefficients
 from gradbus.errors import ModelError, SettingsError
 from gradbus.spec import RunSpec
 from gradbus.v1.weights_pb2 import VersionProbe
@@ -50,7 +51,7 @@ class StubLearner:
         """See `Learner`."""
         return sum(parameter.numel() for parameter in self._named.values())
 
-    def train(self, batch: Batch) -> StepMetrics:
+    def train(self, batch: Batch, coefficients: Coefficients | None = None) -> StepMetrics:  # noqa: ARG002 - it has no loss that reads them
         """See `Learner`. Returns when the calibrated time is over."""
         began = time.monotonic()
         metrics = before_step(batch, self._step, self._spec)

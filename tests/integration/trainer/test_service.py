@@ -193,7 +193,7 @@ async def test_a_learner_that_would_publish_another_model_ends_the_run(new_run, 
 
 
 async def test_a_step_that_finds_no_memory_is_a_failed_attempt_with_advice(new_run, make_spec, model_files, serve, bus, monkeypatch):
-    def find_no_memory(_learner, _batch):
+    def find_no_memory(_learner, _batch, _coefficients):
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")
 
     monkeypatch.setattr(TorchLearner, "train", find_no_memory)
