@@ -91,12 +91,13 @@ def run(exporting, lab_on, prometheus, spec, rows):
 
 @pytest.fixture(scope="module")
 def pairs(exporting, lab_on, models, rows):
-    """Id of a run on pairs."""
+    """Id of a run on pairs, with the same ones held out."""
+    train = rows([{"prompt": "sun and", "chosen": " moon", "rejected": " sun"}])
     body = {
         "name": "pairs",
         "kind": "dpo",
         "model": {"path": str(models / "llama")},
-        "data": {"train": rows([{"prompt": "sun and", "chosen": " moon", "rejected": " sun"}])},
+        "data": {"train": train, "eval": train},
         "schedule": {"groups_per_step": 1, "steps": 300},
     }
     with lab_on(exporting) as lab:
@@ -141,7 +142,7 @@ def test_every_panel_of_every_dashboard_shows_data(prometheus, run, pairs):
     run_id, began = run
     shown = [(f"{board['title']}: {panel['title']}", target["expr"]) for board, panel in PANELS for target in panel["targets"]]
     empty = {
-        f"{title}: {expr}": filled(expr, pairs if "gradbus_preference" in expr else run_id)
+        f"{title}: {expr}": filled(expr, pairs if re.search("gradbus_preference|evaluation_loss", expr) else run_id)
         for title, expr in shown
         if title.partition(": ")[2] not in QUIET
     }
