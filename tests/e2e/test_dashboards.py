@@ -91,12 +91,13 @@ def run(exporting, lab_on, prometheus, spec, rows):
 
 @pytest.fixture(scope="module")
 def pairs(exporting, lab_on, models, rows):
-    """Id of a run on pairs."""
+    """Id of a run on pairs, with the same ones held out."""
+    train = rows([{"prompt": "sun and", "chosen": " moon", "rejected": " sun"}])
     body = {
         "name": "pairs",
         "kind": "dpo",
         "model": {"path": str(models / "llama")},
-        "data": {"train": rows([{"prompt": "sun and", "chosen": " moon", "rejected": " sun"}])},
+        "data": {"train": train, "eval": train},
         "schedule": {"groups_per_step": 1, "steps": 300},
     }
     with lab_on(exporting) as lab:
@@ -150,7 +151,7 @@ def name_of(value):
 @NEEDS
 def test_every_panel_of_every_dashboard_shows_data(prometheus, run, pairs, taught):
     run_id, began = run
-    others = {"gradbus_preference": pairs, "gradbus_policy_teacher_kl": taught}
+    others = {"gradbus_preference": pairs, "evaluation_loss": pairs, "gradbus_policy_teacher_kl": taught}
     shown = [(f"{board['title']}: {panel['title']}", target["expr"]) for board, panel in PANELS for target in panel["targets"]]
     empty = {
         f"{title}: {expr}": filled(expr, next((other for metric, other in others.items() if metric in expr), run_id))
