@@ -119,6 +119,15 @@ def test_a_run_with_rewards_has_the_charts_of_sampling_and_with_a_critic_its_own
     assert script("charts/run_charts.js", body, spec | {"trainer": {"critic": {}}}) == [*titles, "Explained variance", "Value loss"]
 
 
+def test_axes_that_few_runs_use_have_charts_where_they_are_used(script):
+    body = "return page.chartsOf(given[0]).map(({ options }) => [options.title, options.series.map(({ label }) => label)]);"
+    spec = run_of("rl")["spec"]
+    usual = script("charts/run_charts.js", body, spec)
+    algorithm = spec["algorithm"] | {"second_moment": 0.04, "kl_control": {"target": 6.0}}
+    shown = script("charts/run_charts.js", body, spec | {"algorithm": algorithm, "trainer": {"critic": None, "inner": {"stop_kl": 0.1}}})
+    assert shown == [*usual, ["Outliers", ["share"]], ["KL of the step", ["kl"]], ["Coefficients", ["KL"]]]
+
+
 def test_a_run_that_a_teacher_judges_has_the_chart_of_its_divergence_in_place_of_rewards(script):
     body = "return page.chartsOf(given[0]).map(({ options }) => options.title);"
     spec = run_of("rl")["spec"]

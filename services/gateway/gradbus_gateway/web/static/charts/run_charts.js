@@ -59,6 +59,18 @@ const CRITIC = [
   of("Value loss", "of the critic, before its updates", { value_loss: "loss" }),
 ];
 
+const OUTLIERS = of("Outliers", "share of tokens whose squared log-ratio is too large to move the policy", { outliers: "share" }, exactPercent);
+const STEP_KL = of("KL of the step", "from the policy before the step to that of its last update, in nats", { step_kl: "kl" });
+
+/** Of the axes of an algorithm that few runs use. */
+const optional = ({ algorithm, trainer }) => {
+  const coefficients = { ...(algorithm.kl_control ? { kl_coefficient: "KL" } : {}), ...(algorithm.entropy_control ? { entropy_coefficient: "entropy" } : {}) };
+  return [
+    ...(algorithm.second_moment ? [OUTLIERS] : []), ...(trainer.inner?.stop_kl ? [STEP_KL] : []),
+    ...(Object.keys(coefficients).length ? [of("Coefficients", "of the loss, as their controllers set them", coefficients)] : []),
+  ];
+};
+
 const LOSS = of("Loss", "of the step, before its update", { loss: "loss" });
 const RATE = of("Learning rate", "of the step", { learning_rate: "rate" });
 const PAIRS = [
@@ -79,7 +91,7 @@ const preferences = (spec) => (spec.kind === "sft" ? [ENTROPY] : PREFERENCES[spe
 const given = (spec) => [LOSS, ...heldOut(spec), ...preferences(spec), NORM, RATE, LENGTH, SPEED];
 
 /** The charts that fit a run: [{options, data}], `data` gives a chart's columns of a history. */
-export const chartsOf = (spec) => (trainsGiven(spec) ? given(spec) : [...sampled(spec), ...(spec.trainer.critic ? CRITIC : [])]);
+export const chartsOf = (spec) => (trainsGiven(spec) ? given(spec) : [...sampled(spec), ...optional(spec), ...(spec.trainer.critic ? CRITIC : [])]);
 
 export class RunCharts {
   #data;
