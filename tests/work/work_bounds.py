@@ -16,8 +16,9 @@ BOUNDS: Final[dict[str, float]] = {
     "trainer: lines a sample": 82,
     "trainer: calls a sample": 10,
     # Beside those of its samples: checking and decoding the entry, the group's advantages, its place in the frontier. The estimator of the
-    # advantages is a function of its own beside the verdict: ten lines a group, none a sample.
-    "trainer: lines a group of four": 519,
+    # advantages is a function of its own beside the verdict: ten lines a group, none a sample. Each entry is asked for a teacher's
+    # log-probabilities and rows, and for marks of its samples: twelve lines a group, none a sample.
+    "trainer: lines a group of four": 533,
     "trainer: calls a group of four": 112,
     # Forward, loss, backward, clipping and AdamW of a model of one layer and 12 parameters, outside and inside our own operators. Short
     # groups are gathered into blocks and back: some forty operators a layer, for which each prompt is computed once.
@@ -25,8 +26,9 @@ BOUNDS: Final[dict[str, float]] = {
     # A step of equal rows is a few large operators, however many rows.
     "trainer: operators a sample": 0,
     # The trainer and the weight store, with a checkpoint at every second step: events of the step and of the checkpoint, heads of version
-    # and checkpoint with a read of the latter, the announcement.
-    "trainer: messages a step": 4.5,
+    # and checkpoint with a read of the latter, the announcement. On a busy machine versions and checkpoints are swept apart, with a read
+    # each: half a message more.
+    "trainer: messages a step": 5,
     # PublishVersion; CommitCheckpoint at every second step.
     "trainer: calls a step": 1.5,
     # The log is read in one piece ahead of the steps.

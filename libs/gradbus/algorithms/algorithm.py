@@ -43,7 +43,7 @@ class Algorithm:
     is_sampled: ClassVar[bool] = True
     """Whether a policy sampled the responses, with log-probabilities."""
 
-    @property
+    @cached_property
     def is_scored(self) -> bool:
         """Whether a scorer judges the samples."""
         return self.spec.reads_rewards
@@ -68,7 +68,7 @@ class Algorithm:
         """Whether the KL is taken from the rewards of a whole step, with a coefficient of its own."""
         return self.kl_in_reward and self.spec.kl_control is not None
 
-    @property
+    @cached_property
     def needs_teacher(self) -> bool:
         """Whether the advantages read the log-probabilities of a teacher."""
         return self.teacher_weight > 0.0
@@ -121,7 +121,7 @@ class Algorithm:
         """
         truncated = [sample.finish_reason == FINISH_REASON_LENGTH for sample in samples]
         lengths = [_trainable_tokens(sample) for sample in samples] if self.needs_lengths else ()
-        scored: list[ScoredSample] = [rewards[sample.sample_id] if self.is_scored else _UNSCORED for sample in samples]
+        scored = [rewards[sample.sample_id] for sample in samples] if self.is_scored else [_UNSCORED] * len(samples)
         return self.compute_advantages(scored, truncated, lengths, kls)
 
     def compute_advantages(

@@ -20,6 +20,9 @@ _ENTROPY_SEEN: Final = "entropy_seen"
 _MOST_ERROR: Final = 0.2
 """Relative error beyond which a KL changes its coefficient no faster."""
 
+_LEAST_KL: Final = 1e-8
+_MOST_KL: Final = 1e3
+
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
@@ -62,9 +65,12 @@ def after_step(spec: AlgorithmSpec, state: ControllerState, observed: Observed) 
 
 
 def adapted_kl(coefficient: float, observed: Observed, control: KlControlSpec) -> float:
-    """beta · (1 + e · n / horizon), with e = clip(KL / target - 1, -.2, .2) and n samples (Ziegler et al. 2019, arXiv:1909.08593)."""
+    """beta · (1 + e · n / horizon), with e = clip(KL / target - 1, -.2, .2) and n samples (Ziegler et al. 2019, arXiv:1909.08593).
+
+    Within the bounds of the spec's own coefficient, and never 0, from where it would not come back.
+    """
     error = min(max(observed.kl / control.target - 1.0, -_MOST_ERROR), _MOST_ERROR)
-    return coefficient * (1.0 + error * observed.samples / control.horizon)
+    return min(max(coefficient * (1.0 + error * observed.samples / control.horizon), _LEAST_KL), _MOST_KL)
 
 
 def adapted_entropy(coefficient: float, entropy: float, control: EntropyControlSpec) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar, Final
 
 from gradbus.algorithms.algorithm import Algorithm
@@ -34,7 +35,7 @@ class GivenResponses(Algorithm):
     kind: Kind = "sft"
     is_sampled: ClassVar[bool] = False
 
-    @property
+    @cached_property
     def is_scored(self) -> bool:
         """See `Algorithm`."""
         return False

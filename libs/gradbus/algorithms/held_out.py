@@ -68,7 +68,8 @@ def _responses(entry: LogEntry) -> list[ResponseScores]:
 
 
 def _of_labels(rows: Rows, preference: PreferenceSpec) -> dict[str, float]:
-    kl = max(0.0, _mean([mismatched.ratio for _, mismatched in rows]))
+    mismatched = _mean([other.ratio for _, other in rows])
+    kl = mismatched if math.isnan(mismatched) else max(0.0, mismatched)
     losses: list[float] = []
     ratios: dict[str, list[float]] = {"desirable": [], "undesirable": []}
     for own, _ in rows:
@@ -86,7 +87,7 @@ PairLoss = Callable[[ResponseScores, ResponseScores, PreferenceSpec], tuple[floa
 
 def _of_pairs(rows: Rows, preference: PreferenceSpec, of: PairLoss) -> dict[str, float]:
     found = [of(chosen, rejected, preference) for chosen, rejected in rows]
-    accuracy = _mean([0.5 if margin == 0.0 else float(margin > 0.0) for _, margin in found])
+    accuracy = _mean([margin if math.isnan(margin) else 0.5 if margin == 0.0 else float(margin > 0.0) for _, margin in found])
     return {"loss": _mean([loss for loss, _ in found]), "accuracy": accuracy, "margin": _mean([margin for _, margin in found])}
 
 

@@ -98,6 +98,9 @@ def _control_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None) -> Iterato
     if spec.kl_control and not spec.kl:
         message = "the controller multiplies the weight of the KL, and 0 stays 0"
         yield Fault("algorithm.kl", message, "0", "the weight of the first step, above 0; or no [algorithm.kl_control]")
+    if spec.kl_control and spec.kl_place == "loss" and spec.aggregate == "constant":
+        message = 'with aggregate = "constant" the KL that it observes is not a mean over tokens, as its target is'
+        yield Fault("algorithm.kl_control", message, allowed="none, or another algorithm.aggregate")
     if spec.kl_control and spec.kl_place == "reward" and spec.advantage not in _NO_BASELINE:
         message = f"advantage = {spec.advantage} takes the KL from the reward of a whole sample before the step and its weight are known"
         yield Fault(

@@ -107,6 +107,9 @@ def _preference_faults(kind: str, preference: Any) -> Iterator[Fault]:
         message = f"a run of kind {kind} has neither pairs nor labels"
         yield Fault("preference", message, allowed=f"no [preference], or kind = {', '.join(PREFERENCE_KINDS)}")
         return
+    if kind == "kto" and not preference.desirable_weight + preference.undesirable_weight:
+        message = "with both weights 0 nothing is trained"
+        yield Fault("preference.desirable_weight", message, "0 and 0", "a number above 0 for one of them")
     for field, kinds in _OF_LOSS.items():
         given = getattr(preference, field)
         if kind not in kinds and given != PreferenceSpec.model_fields[field].default:

@@ -8,13 +8,25 @@ from typing import Any, Final
 
 from gradbus.errors import Fault
 from gradbus.spec.algorithm import AlgorithmSpec
-from gradbus.spec.sections import RewardSpec, TeacherSpec
+from gradbus.spec.sections import RewardSpec, Section, TeacherSpec
 
 _DISTILL: Final = "advantage = distill"
 _SAMPLE_ENTRIES: Final = 1 << 22
 """Of a sample's rows, of 8 bytes each: half of what a gRPC message may have."""
 _GROUP_ENTRIES: Final = 1 << 23
 """64 MiB, an eighth of the largest value that the buffer takes."""
+
+_UNREAD_BY_ROWS: Final[Mapping[str, float | None]] = {
+    "kl": 0.0,
+    "entropy": 0.0,
+    "drift": 0.0,
+    "second_moment": None,
+    "kl_control": None,
+    "entropy_control": None,
+    "sequence_mask": None,
+    "off_policy_mask": None,
+}
+"""What a loss over a teacher's rows does not read, unset."""
 
 
 def teacher_faults(kind: str, sections: Mapping[str, Any]) -> Iterator[Fault]:
@@ -62,6 +74,8 @@ def _distill_faults(algorithm: AlgorithmSpec) -> Iterator[Fault]:
     if algorithm.overlong_penalty:
         message = f"{_DISTILL} has no reward from which it could be taken"
         yield Fault("algorithm.overlong_penalty", message, json.dumps(algorithm.overlong_penalty), "0")
+    if algorithm.nll:
+        yield Fault("algorithm.nll", f"{_DISTILL} has no reward that says which sample is best", json.dumps(algorithm.nll), "0")
     if algorithm.kl_place == "reward":
         yield Fault("algorithm.kl_place", f"{_DISTILL} has no reward from which it could be taken", '"reward"', '"loss"')
 
@@ -71,10 +85,12 @@ def _row_faults(top_k: int, algorithm: AlgorithmSpec, sections: Mapping[str, Any
     if algorithm.importance != "none":
         message = "teacher.top_k compares whole rows, and no ratio of the sampled token weighs them"
         yield Fault("algorithm.importance", message, json.dumps(algorithm.importance), '"none", with trust_region = "none"')
-    unread = {"kl": 0.0, "entropy": 0.0, "sequence_mask": None, "off_policy_mask": None}
-    for name, unset in unread.items():
+    for name, unset in _UNREAD_BY_ROWS.items():
         if (given := getattr(algorithm, name)) != unset:
-            yield Fault(f"algorithm.{name}", "the loss of teacher.top_k is the KL alone", json.dumps(given), json.dumps(unset or 0))
+            shown = json.dumps(given.model_dump() if isinstance(given, Section) else given)
+            yield Fault(
+                f"algorithm.{name}", "the loss of teacher.top_k is the KL alone", shown, "0" if unset is not None else "leave it out"
+            )
     if (trainer := sections.get("trainer")) and trainer.backend != "torch":
         message = f"the {trainer.backend} backend does not train on a teacher's rows"
         yield Fault("trainer.backend", message, json.dumps(trainer.backend), '"torch", or no teacher.top_k')

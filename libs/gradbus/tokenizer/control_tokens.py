@@ -25,6 +25,7 @@ _FRAMES: Final = 0xF8000
 _PRIVATE: Final = re.compile(f"[{chr(_HIDDEN)}-{chr(_FRAMES + 0x7FFF)}]")
 """Characters of a private use area of Unicode, which stand for control tokens: first those in messages, then those of the template."""
 _MOST: Final = 0x8000
+_BRACKETED: Final = re.compile("<[|\uff5c].+[|\uff5c]>")
 _NOTHING: Final = "(?!)"
 """A pattern that matches nowhere."""
 _AUTHORS: Final = frozenset({"assistant"})
@@ -40,28 +41,44 @@ class ControlTokens:
         template = tokenizer.chat_template
         written = template if isinstance(template, str) else json.dumps(template, ensure_ascii=False)
         added = tokenizer.added_tokens_decoder
-        control = {token.content: number for number, token in added.items() if token.special or _names(token.content, written)}
-        self._ids = dict(list(control.items())[:_MOST])
+        control = {
+            token.content: (number, token) for number, token in added.items() if token.special or _ends_turns(token.content, written)
+        }
+        self._ids = {name: number for name, (number, _) in list(control.items())[:_MOST]}
         self._names = sorted(self._ids, key=len, reverse=True)
+        self._places = {name: place for place, name in enumerate(self._names)}
         self._pattern = re.compile("|".join(map(re.escape, self._names)) or _NOTHING)
+        self._is_normalized = any(token.normalized for _, token in control.values())
 
     def are_spelled(self, messages: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether a message of anyone but the assistant holds the text of a control token."""
-        return any(self._pattern.search(text) for message in messages for text in _said(message))
+        """Whether a message of anyone but the assistant, or a role, holds the text of a control token."""
+        return any(self._pattern.search(message["role"]) or any(map(self._spells, _said(message))) for message in messages)
 
     def hide(self, messages: Sequence[Mapping[str, Any]], line: int) -> list[dict[str, Any]]:
         """The messages with a character in place of each control token that someone else than the assistant spells.
 
-        Raises DatasetError if they hold such characters already.
+        Raises DatasetError if they hold such characters already, or a control token that cannot be hidden.
         """
         if any(_PRIVATE.search(json.dumps(message, ensure_ascii=False)) for message in messages):
             raise DatasetError(f"line {line} has characters of a private use area beside the text of a control token; remove either")
-        return [dict(message) if message["role"] in _AUTHORS else _mapped(message, self._hidden) for message in messages]
+        for message in messages:
+            if self._pattern.search(message["role"]):
+                raise DatasetError(f"line {line} has a role with the text of a control token; correct the role")
+        hidden = [dict(message) if message["role"] in _AUTHORS else _mapped(message, self._hidden) for message in messages]
+        if any(self._spells(text) for message in hidden for text in _said(message)):
+            raise DatasetError(
+                f"a message of line {line} has the text of a control token in characters that the tokenizer rewrites; correct the line"
+            )
+        return hidden
+
+    def reveal(self, text: str) -> str:
+        """A rendered text with the control tokens of the messages as they were."""
+        return _PRIVATE.sub(lambda found: self._spelled(found.group()), text)
 
     def frame(self, text: str) -> str:
         """A rendered text with the template's control tokens under their second names, and those of the messages as text."""
         framed = self._pattern.sub(lambda found: self._renamed(found.group(), _FRAMES), text)
-        return _PRIVATE.sub(lambda found: self._spelled(found.group()), framed)
+        return self.reveal(framed)
 
     def encode(self, text: str, line: int) -> tuple[int, ...]:
         """Token ids `[T]` of a framed text. Raises DatasetError if there is no second tokenizer."""
@@ -89,7 +106,11 @@ class ControlTokens:
             model["vocab"] = [[second.get(piece, piece), score] for piece, score in model["vocab"]]
         if model.get("unk_token") in second:
             model["unk_token"] = second[model["unk_token"]]
-        framed = Tokenizer.from_str(json.dumps(content))
+        content["truncation"] = content["padding"] = None  # as transformers sets them at each of its calls
+        try:
+            framed = Tokenizer.from_str(json.dumps(content))
+        except Exception:  # noqa: BLE001 - it has no class of its own: a piece is made of others, whose merges have the first name
+            return None
         same = all(framed.token_to_id(second[name]) == number for name, number in self._ids.items())
         return framed if same else None
 
@@ -97,15 +118,23 @@ class ControlTokens:
         return self._pattern.sub(lambda found: self._renamed(found.group(), _HIDDEN), text)
 
     def _renamed(self, name: str, base: int) -> str:
-        return chr(base + self._names.index(name))
+        return chr(base + self._places[name])
+
+    def _spells(self, text: str) -> bool:
+        """Whether the tokenizer would find a control token in the text: some it looks for in the normalised one."""
+        if self._pattern.search(text):
+            return True
+        normalizer = self._tokenizer.backend_tokenizer.normalizer if self._is_normalized and self._tokenizer.is_fast else None
+        return normalizer is not None and self._pattern.search(normalizer.normalize_str(text)) is not None
 
     def _spelled(self, character: str) -> str:
         number = ord(character) - _HIDDEN
         return self._names[number] if number < _MOST else character
 
 
-def _names(token: str, template: str) -> bool:
-    return bool(token.strip()) and token in template
+def _ends_turns(token: str, template: str) -> bool:
+    """Whether an added token that is not special is one for the template: it writes it, or may put it together (`'<|' + role + '|>'`)."""
+    return bool(token.strip()) and (token in template or _BRACKETED.fullmatch(token) is not None)
 
 
 def _said(message: Mapping[str, Any]) -> Iterator[str]:
@@ -125,9 +154,9 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _mapped(value: Any, change: Callable[[str], str]) -> Any:
-    """The value with all texts changed but that of a role."""
+    """The value with all its texts changed."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {change(key): inner if key == "role" else _mapped(inner, change) for key, inner in value.items()}
+        return {change(key): _mapped(inner, change) for key, inner in value.items()}
     return [_mapped(inner, change) for inner in value] if isinstance(value, list) else value

@@ -220,7 +220,13 @@ class PromptEncoder:
         from jinja2 import TemplateError  # noqa: PLC0415 - only a tokenizer's process pays for it
 
         if framed:
-            messages = self._control.hide(messages, line)
+            text = self._rendered(self._control.hide(messages, line), line, framed=False, generation_prompt=generation_prompt)
+            if self._control.reveal(text) != self._rendered(messages, line, framed=False, generation_prompt=generation_prompt):
+                raise DatasetError(
+                    f"the chat template looks for the text of a control token that a message of line {line} has, so it writes the line in "
+                    "another way than without it; correct the line"
+                )
+            return self._control.frame(text)
         if self._tokenizer.chat_template is None:
             raise ModelError(
                 "the data has chat messages and the tokenizer no chat template; use an instruct model or prompts of plain text"
@@ -236,7 +242,7 @@ class PromptEncoder:
                 raise DatasetError(refusal) from error
             message = f"the chat template does not render the messages of line {line} ({_cause(error)}); correct the template"
             raise ModelFileError(self._template_file, message) from error
-        return self._control.frame(text) if framed else text
+        return text
 
 
 def _rest(text: str, beginning: str, line: int) -> str:

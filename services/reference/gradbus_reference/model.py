@@ -228,8 +228,8 @@ class ModelCache:
         if not model.files:
             raise ModelError(f"the spec of {run_id} names no model files; submit the run through the gateway")
         folder = await materialise(self._objects, model.files, self._settings.cache_dir / "models")
-        # In another dtype than the trainer's, the rounding would be a part of the KL.
         lora = spec.trainer.lora if version_files else None
+        # In another dtype than the trainer's, the rounding would be a part of the KL, or of the held-out loss.
         found = await self._load(kind, (folder, DTYPES[spec.trainer.dtype], kind, tuple(version_files), lora))
         return RunModel(found, spec.is_deterministic)
 

@@ -71,9 +71,11 @@ class LogProbsQuestion:
     version_files: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Raises ModelError for a temperature that cannot divide logits."""
+        """Raises ModelError for a temperature that cannot divide logits, and for a version of the teacher."""
         if not (math.isfinite(self.temperature) and self.temperature > 0.0):
             raise ModelError(f"temperature {self.temperature} cannot divide logits; give a number above 0")
+        if self.of_teacher and self.version_files:
+            raise ModelError("the call names a version and the teacher; ask for one of them")
 
     async def prepared(self, models: ModelCache) -> Computation:
         """See `Question`."""
@@ -143,5 +145,8 @@ def _results(values: Sequence[Values]) -> Iterator[ScoreResult]:
         if abs(score) <= MAX_REWARD:  # NaN compares to nothing
             yield ScoreResult(score)
         else:
-            reason = f"the reward model's score is {score}, and a reward is a number within ±{MAX_REWARD:g}; take another reward model"
+            reason = (
+                f"the reward model's score is {score}, and a reward is a number within ±{MAX_REWARD:g}; take another reward model, "
+                "or train this one with a lower trainer.learning_rate or a preference.center above 0"
+            )
             yield ScoreResult.error(reason, permanent=True)

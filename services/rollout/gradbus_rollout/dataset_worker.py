@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from gradbus import crash_points
+from gradbus.aio.threads import in_run_thread
 from gradbus.bus import Bus, TaskQueue
 from gradbus.control.runs import RunRecord
+from gradbus.errors import DatasetError
 from gradbus.experience import GroupStore
 from gradbus.formats.tokens import pack_ids
 from gradbus.ids import sample_id
@@ -78,7 +80,9 @@ class DatasetWorker:
 
     async def _groups(self, task: Task) -> list[Group]:
         is_training = task.kind == TaskKind.TASK_KIND_TRAIN
-        table = self._parts.training if is_training or self._parts.evaluation is None else self._parts.evaluation
+        table = self._parts.training if is_training else self._parts.evaluation
+        if table is None:
+            raise DatasetError("the run has no held-out rows, and a task asks for some; give data.eval and submit again")
         rows = [group.row for group in task.groups]
         prompts, texts, labels = await table.ids(rows), await table.texts(rows), await table.labels(rows)
         responses = await self._responses(table, rows, [len(ids) for ids in prompts])
@@ -95,7 +99,8 @@ class DatasetWorker:
         responses = await table.responses(rows)
         if not self._mismatches:
             return responses
-        others = await table.responses([table.other_row(row) for row in rows])
+        # In a thread, because each looks at several rows, which may have a megabyte of JSON.
+        others = await table.responses(await in_run_thread(lambda: [table.other_row(row) for row in rows], "find other rows"))
         rooms = [table.context_length - tokens for tokens in prompt_tokens]
         return [[*own, other.cut(room)] for own, (other,), room in zip(responses, others, rooms, strict=True)]
 

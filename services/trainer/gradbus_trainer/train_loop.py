@@ -146,7 +146,7 @@ class TrainLoop:
         metrics = replace(self._parts.learner.train(batch, coefficients), coefficients=coefficients)
         if not self._algorithm.is_sampled:
             return replace(metrics, ratio=RatioMetrics())  # to a policy that sampled nothing
-        if self._algorithm.needs_teacher:
+        if self._algorithm.needs_teacher and batch.has_weight:
             metrics = replace(metrics, teacher_kl=batch.mean_kl("teacher_logprobs"))
         if self._algorithm.kl_in_reward:
             metrics = replace(metrics, loss=replace(metrics.loss, kl=batch.mean_kl("reference_logprobs")))

@@ -127,5 +127,14 @@ def test_what_is_not_finite_raises_nothing(kind, value):
     assert isinstance(held_out_loss(spec_of(kind), entries)["loss"], float)
 
 
+def test_what_is_not_a_number_stays_none():
+    entries = [entry(at, [2, 2], np.random.default_rng(at), references=True) for at in range(2)]
+    group = Group.FromString(entries[0].group)
+    group.samples[1].logprobs = np.array([math.nan, -1.0], "<f4").tobytes()
+    entries[0].group = group.SerializeToString()
+    assert math.isnan(held_out_loss(spec_of("kto"), entries)["kl"])
+    assert math.isnan(held_out_loss(spec_of("dpo"), entries)["accuracy"])
+
+
 def test_the_least_surprise_is_the_trainers():
     assert LEAST_SURPRISE == losses.LEAST_SURPRISE

@@ -183,3 +183,19 @@ def test_a_step_ends_with_its_last_trainable_group_or_at_its_bound(verdicts, tak
     schedule = ScheduleSpec(groups_per_step=2, steps=5, dynamic_sampling=2)
     assert DynamicSampling(schedule).taken(verdicts) == taken
     assert isinstance(schedule_for(spec_of(2, 1, 2, 5)), DynamicLag)
+
+
+def test_a_group_that_was_trained_and_is_lost_does_not_hold_the_run():
+    """The log loses a trained group, a conductor recovers from an older checkpoint, and the group's version is gone since."""
+    spec = spec_of(1, 1, 2, 8)
+    schedule = schedule_for(spec)
+    schedule.dispatchable(3)
+    entries = [(index, True) for index in range(5) if index != 2]
+    schedule.recover(entries, TrainerProgress(step=1, frontier=Frontier(below=1, extents=[2])))
+    schedule.dispatchable(5)
+    assert 2 in schedule.outstanding()
+    assert schedule.is_incomplete(5)
+    assert not schedule.is_incomplete(5, below=5), "the trainer is past it: its report is to be believed"
+    schedule.recover(entries, TrainerProgress(step=5, frontier=Frontier(below=5, extents=[6])))
+    assert 2 not in schedule.outstanding()
+    assert 5 in schedule.outstanding()

@@ -145,3 +145,25 @@ async def test_a_run_that_learned_nothing_names_a_judged_group_and_why_it_was_no
 async def test_a_run_without_a_judged_sample_fails_with_the_scorers_error():
     ending = await ending_of(Archive(entry(FILTERED, "0 of 1 samples are valid", invalid="the grader broke")), learned=False)
     assert (ending.state, ending.reason.split(";")[0]) == ("failed", "no sample could be judged: the grader broke")
+
+
+def taught():
+    """A group that only a teacher would judge, of samples that were cut off."""
+    return LogEntry(verdict=FILTERED, reason="0 of 4 samples are valid; an advantage needs one")
+
+
+def test_groups_that_no_scorer_is_asked_about_do_not_end_a_run(learning_signal):
+    found = learning_signal()
+    for index in range(64):
+        one = taught()
+        one.index = index
+        found.add(one)
+    assert not found.no_signal
+    assert found.warning.endswith('an advantage needs one; raise rollout.max_new_tokens, or set algorithm.truncated = "keep"')
+
+
+async def test_a_run_of_such_groups_says_that_nothing_was_learned_and_what_to_raise():
+    ending = await ending_of(Archive(taught()), learned=False)
+    assert ending.state == "succeeded"
+    assert "for example group 0: 0 of 4 samples are valid" in ending.reason
+    assert "rollout.max_new_tokens" in ending.reason

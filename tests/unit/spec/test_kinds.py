@@ -114,6 +114,7 @@ def test_what_a_run_on_given_responses_does_not_read_is_refused(kind, changes, p
         ("kto", {"data": {"train": "t", "messages": "m", "prompt": "p"}}, "data.prompt"),
         ("kto", {"preference": {"center": 1.0}}, "preference.center"),
         ("kto", {"preference": {"desirable_weight": -1.0}}, "preference.desirable_weight"),
+        ("kto", {"preference": {"desirable_weight": 0.0, "undesirable_weight": 0.0}}, "preference.desirable_weight"),
         ("dpo", {"preference": {"undesirable_weight": 2.0}}, "preference.undesirable_weight"),
         ("kto", {"trainer": {"backend": "deepspeed"}}, "trainer.backend"),
         ("distil", {}, "kind"),

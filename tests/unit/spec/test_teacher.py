@@ -106,6 +106,18 @@ REFUSED |= {
         "algorithm.off_policy_mask",
         "is the KL alone",
     ),
+    "a drift beside rows": (distilled(teacher=TOP, algorithm=ROWS | {"drift": 0.1}), "algorithm.drift", "is the KL alone"),
+    "outliers beside rows": (
+        distilled(teacher=TOP, algorithm=ROWS | {"second_moment": 0.1}),
+        "algorithm.second_moment",
+        "is the KL alone; given 0.1; allowed: leave it out",
+    ),
+    "a controller beside rows": (
+        distilled(teacher=TOP, algorithm=ROWS | {"entropy_control": {"target": 0.2}}),
+        "algorithm.entropy_control",
+        "is the KL alone",
+    ),
+    "best samples without rewards": (distilled(teacher=TEACHER, algorithm={"name": "opd", "nll": 0.1}), "algorithm.nll", "no reward"),
     "rows with DeepSpeed": (distilled(teacher=TOP, algorithm=ROWS, trainer={"backend": "deepspeed"}), "trainer.backend", '"torch"'),
     "rows of equal numerics": (distilled(teacher=TOP, algorithm=ROWS, numerics="batch_invariant"), "numerics", "other operators"),
     "no rows": (distilled(teacher=TEACHER | {"top_k": 0}, algorithm=ROWS), "teacher.top_k", "greater than or equal to 1"),

@@ -86,7 +86,7 @@ class Evaluator:
     def trainable_steps(self) -> int | None:
         """How many steps of a run on given responses may be trained before the evaluation that is due ends; None: all.
 
-        Nothing else keeps such a run from training until retention deletes the version.
+        Retention keeps the newest evaluated versions up to a checkpoint: one a step later would let it delete the version that is due.
         """
         spec, due = self._config.record.spec, self.due()
         return due + EVALUATED_VERSIONS * spec.evaluation.every - 1 if spec.trains_given and due is not None else None

@@ -51,6 +51,13 @@ class FrozenModel:
 BASE: Final = FrozenModel()
 
 
+def needs_scores(spec: RunSpec, tasks: TaskSet) -> bool:
+    """Whether a scorer judges the samples: of held-out rows with given responses the version itself, if it is a reward model."""
+    if tasks.version_files:
+        return spec.kind == "reward_model"
+    return algorithm_of(spec).is_scored if tasks.is_logged else not spec.trains_given
+
+
 def models_of(spec: RunSpec, tasks: TaskSet) -> dict[LogProbsField, FrozenModel]:
     """The fields that the reference service adds to an entry that is trained, or whose loss is evaluated, and whose they are."""
     if not tasks.is_logged:

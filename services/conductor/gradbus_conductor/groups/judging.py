@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from grpc import StatusCode
@@ -24,7 +24,7 @@ from gradbus.v1.reward_pb2 import REWARD_STATUS_INVALID, REWARD_STATUS_OK, Sampl
 from gradbus_conductor.clients import Clients
 from gradbus_conductor.groups.call_sizes import divided_by_group
 from gradbus_conductor.groups.first_answers import FirstAnswers
-from gradbus_conductor.groups.frozen_models import FrozenModel, LogProbsField, models_of, sequences_of
+from gradbus_conductor.groups.frozen_models import FrozenModel, LogProbsField, models_of, needs_scores, sequences_of
 from gradbus_conductor.groups.pending_group import PendingGroup
 from gradbus_conductor.groups.scorer import REFERENCE_SECONDS, RunScorer
 from gradbus_conductor.groups.task_kinds import TRAINING, TaskSet
@@ -35,6 +35,8 @@ _FINAL_ANSWERS = {REWARD_STATUS_OK, REWARD_STATUS_INVALID}
 _MAX_PERMANENT_FAILURES = 6
 """Of one sample; with the back-off of `scoring` they take 14 s and the time of the calls."""
 _REMEMBERED_CALLS = 32
+TakeAnswers = Callable[[PendingGroup, Sequence[SequenceLogProbs]], None]
+"""Takes what a frozen model says of each sample of a group."""
 
 
 @dataclass(slots=True)
@@ -87,10 +89,8 @@ class GroupJudge:
         self._algorithm = algorithm_of(spec)
         self._models = models_of(spec, tasks)
         self._version = FrozenModel(version_files=tasks.version_files)
-        scores_text = spec.kind == "reward_model"
-        judges = self._algorithm.is_scored if tasks.is_logged else not spec.trains_given
-        self._needs_scores = scores_text if tasks.version_files else judges
-        self._needs_logprobs = bool(tasks.version_files) and not scores_text
+        self._needs_scores = needs_scores(spec, tasks)
+        self._needs_logprobs = bool(tasks.version_files) and not self._needs_scores
         self._traces = traces
         self._state = state
         self._scorer = RunScorer.of(clients, run_id, spec, tasks.version_files)
@@ -180,40 +180,47 @@ class GroupJudge:
 
     async def _add_logprobs(self, lacking: Sequence[PendingGroup]) -> None:
         """The version's log-probabilities take the place of those of a policy that sampled."""
-        for pending, answers in await self._logprobs(lacking, self._version):
+
+        def take(pending: PendingGroup, answers: Sequence[SequenceLogProbs]) -> None:
             for sample, answer in zip(pending.group.samples, answers, strict=True):
                 sample.logprobs = answer.logprobs
+
+        await self._ask(lacking, self._version, take)
 
     async def _add_field(self, batch: Sequence[PendingGroup], name: LogProbsField, model: FrozenModel) -> None:
         """What a frozen model of the run says of the samples of entries that are trained."""
         lacking = [pending for pending in batch if (entry := pending.entry) and entry.verdict == VERDICT_TRAIN and not getattr(entry, name)]
-        for pending, answers in await self._logprobs(lacking, model):
+
+        def take(pending: PendingGroup, answers: Sequence[SequenceLogProbs]) -> None:
             if pending.entry is not None:
                 getattr(pending.entry, name).extend(answer.logprobs for answer in answers)
                 if model.top_k:
                     pending.entry.teacher_rows.extend(answer.rows for answer in answers)
 
-    async def _logprobs(self, lacking: Sequence[PendingGroup], model: FrozenModel) -> list[tuple[PendingGroup, list[SequenceLogProbs]]]:
-        """What the model says of each of the groups' samples; groups that lack an answer are left out. Failures are noted."""
+        await self._ask(lacking, model, take)
+
+    async def _ask(self, lacking: Sequence[PendingGroup], model: FrozenModel, take: TakeAnswers) -> None:
+        """What the model says of all samples of a group goes to `take`, call by call. Failures are noted."""
         if not lacking:
-            return []
-        if not lacking:
-            return []
+            return
         with self._traces.call("reference", (pending.index for pending in lacking)) as call, self._state.referenced:
             found: dict[str, SequenceLogProbs] = {}
+            waiting = lacking
             try:
                 for part in divided_by_group((sequences_of(pending.group) for pending in lacking), 1 + 2 * model.top_k):
                     found |= await self._answers(part, model)
+                    waiting = [pending for pending in waiting if not _taken(pending, model, found, take)]
             except AioRpcError as error:
                 _log.warning("reference_unreachable", run_id=self._run_id, code=error.code().name, detail=error.details())
                 reason = describe_rpc_error("the reference service", self._clients.addresses.reference, error)
-                self._fail(lacking, reason, call)
+                self._fail(waiting, reason, call)
                 if error.code() is StatusCode.FAILED_PRECONDITION:
                     # It is there, and cannot compute with this model or these tokens.
-                    for pending in lacking:
+                    for pending in waiting:
                         self._state.fail_permanently(pending, reason)
-                return []
-            return list(self._whole(lacking, model, found, call))
+            else:
+                if waiting:
+                    self._fail(waiting, "the reference service left log-probabilities out", call)
 
     async def _answers(self, sequences: Sequence[ReferenceSequence], model: FrozenModel) -> dict[str, SequenceLogProbs]:
         """The answers of one call, by sample id. Raises AioRpcError."""
@@ -223,15 +230,15 @@ class GroupJudge:
             response = await self._clients.reference.LogProbs(request, timeout=REFERENCE_SECONDS, wait_for_ready=is_first)
         return {result.sample_id: result for result in response.results}
 
-    def _whole(
-        self, groups: Iterable[PendingGroup], model: FrozenModel, found: Mapping[str, SequenceLogProbs], call: ServiceCall
-    ) -> Iterator[tuple[PendingGroup, list[SequenceLogProbs]]]:
-        """The groups of whose samples all have an answer."""
-        for pending in groups:
-            if (answers := model.answers(pending.group, found)) is not None:
-                yield pending, answers
-            else:
-                self._fail([pending], "the reference service left log-probabilities out", call)
-
     def _fail(self, groups: Iterable[PendingGroup], reason: str, call: ServiceCall) -> None:
         call.failed(self._state.fail(groups, reason), reason)
+
+
+def _taken(pending: PendingGroup, model: FrozenModel, found: dict[str, SequenceLogProbs], take: TakeAnswers) -> bool:
+    """Whether all answers of the group are there; then they go to `take`, and out of `found`: a teacher's rows are large."""
+    if (answers := model.answers(pending.group, found)) is None:
+        return False
+    take(pending, answers)
+    for answer in answers:
+        found.pop(answer.sample_id, None)
+    return True

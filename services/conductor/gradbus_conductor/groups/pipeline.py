@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gradbus.bus import TaskQueue
 from gradbus.control.runs import RunRecord, WorkerPresence
@@ -176,6 +176,8 @@ class GroupPipeline:
 
     def _on_judged(self, entry: LogEntry) -> None:
         self.judged[entry.index] = entry
+        if entry.teacher_rows and (fetched := self._fetched.get(entry.index)) is not None:
+            self._fetched[entry.index] = replace(fetched, size_bytes=entry.ByteSize())
         if not self._config.tasks.is_logged:
             self.traces.evaluated(entry)
         self._wake.set()

@@ -17,10 +17,12 @@ _NO_SIGNAL_GROUPS = 1024
 _MIN_UNJUDGED_GROUPS = 64
 _DEADLINE_ADVICE = "raise schedule.group_deadline_seconds, or find out why rollouts or the scorer take so long"
 _REWARD_ADVICE = "check the scorer, or choose rows that the policy solves sometimes"
+_LENGTH_ADVICE = 'raise rollout.max_new_tokens, or set algorithm.truncated = "keep"'
+"""Where no scorer is asked: there a sample is left out only because it was cut off."""
 
 
 class LearningSignal:
-    """Counts groups in a row that teach nothing. In `fixed_lag` a filtered group fills its slot; a `free` run would sample without end."""
+    """Counts groups in a row that teach nothing. In `fixed_lag` a step takes a bounded number; a `free` run would sample without end."""
 
     def __init__(self, spec: RunSpec) -> None:
         self._size = spec.schedule.groups_per_step
@@ -48,9 +50,9 @@ class LearningSignal:
             self._has_trained = True
         elif entry.verdict == VERDICT_FILTERED:
             self._filtered += 1
-            if entry.index < self._first_groups and not any(reward.status == REWARD_STATUS_OK for reward in entry.rewards):
+            if entry.index < self._first_groups and entry.rewards and not _is_judged(entry):
                 self._unjudged.add(entry.index)
-            self._reason = _scorer_error(entry) or entry.reason
+            self._reason = f"{_scorer_error(entry) or entry.reason}; {_advice(entry)}"
 
     @property
     def warning(self) -> str:
@@ -58,7 +60,7 @@ class LearningSignal:
         if self._late >= self._size:
             return f"none of the last {self._late} groups was ready in time; {_DEADLINE_ADVICE}"
         if self._filtered >= self._size:
-            return f"none of the last {self._filtered} groups could be trained: {self._reason}; {_REWARD_ADVICE}"
+            return f"none of the last {self._filtered} groups could be trained: {self._reason}"
         return ""
 
     @property
@@ -75,11 +77,19 @@ async def ending_of(archive: ArchiveReader, *, learned: bool) -> Ending:
         return Ending("succeeded")
     error = ""
     async for entry in archive.entries():
-        if any(reward.status == REWARD_STATUS_OK for reward in entry.rewards):
+        if _is_judged(entry) or not entry.rewards:
             example = f"for example group {entry.index}: {entry.reason or 'it has no token to train'}"
-            return Ending("succeeded", f"nothing was learned: no group could be trained, {example}; {_REWARD_ADVICE}")
+            return Ending("succeeded", f"nothing was learned: no group could be trained, {example}; {_advice(entry)}")
         error = error or _scorer_error(entry)
     return Ending("failed", f"no sample could be judged: {error}; check the scorer or the data, and submit the run again")
+
+
+def _is_judged(entry: LogEntry) -> bool:
+    return any(reward.status == REWARD_STATUS_OK for reward in entry.rewards)
+
+
+def _advice(entry: LogEntry) -> str:
+    return _REWARD_ADVICE if entry.rewards else _LENGTH_ADVICE
 
 
 def _scorer_error(entry: LogEntry) -> str:

@@ -249,7 +249,7 @@ class RunLoop:
         progress = TrainerProgress.FromString(payload)
         if progress.step < max(self._heads.checkpoint, self._checkpoints.archived_step):
             return  # the trainer is behind the newest checkpoint: it has been replaced
-        if self._schedule.is_incomplete(progress.step):
+        if self._schedule.is_incomplete(progress.step, progress.frontier.below):
             return  # the groups are still outstanding, and recovery reads the whole log; a waiting trainer repeats its report
         self._missing_report = progress
         self._wake.set()

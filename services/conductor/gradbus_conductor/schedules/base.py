@@ -64,6 +64,6 @@ class Schedule(Protocol):
         """Takes a group that was appended to the log off the outstanding ones."""
         ...
 
-    def is_incomplete(self, step: int) -> bool:
-        """Whether groups that `step` needs are not dispatched yet or still outstanding."""
+    def is_incomplete(self, step: int, below: int = 0) -> bool:
+        """Whether groups that `step` needs are not dispatched yet or still outstanding. The trainer has trained those up to `below`."""
         ...

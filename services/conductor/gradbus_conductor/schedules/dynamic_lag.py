@@ -56,8 +56,10 @@ class DynamicLag:
         if self._outstanding.pop(index, None) is not None:
             self._verdicts[index] = trainable
 
-    def is_incomplete(self, step: int) -> bool:  # noqa: D102
+    def is_incomplete(self, step: int, below: int = 0) -> bool:  # noqa: D102
         verdicts = list(self._known())
+        if self._start + len(verdicts) < below:
+            return False  # a group is outstanding here that the trainer has trained, and its version may be gone
         for _ in range(self._step, step + 1):
             if (taken := self._rules.taken(verdicts)) is None:
                 return True

@@ -46,6 +46,6 @@ class FixedLag:
     def appended(self, index: int, trainable: bool) -> None:  # noqa: ARG002, D102
         self._outstanding.pop(index, None)
 
-    def is_incomplete(self, step: int) -> bool:  # noqa: D102
+    def is_incomplete(self, step: int, below: int = 0) -> bool:  # noqa: ARG002, D102
         end = (step + 1) * self._size
         return self._next < end or any(index in self._outstanding for index in range(step * self._size, end))

@@ -79,7 +79,7 @@ class Free:
             self._position += trainable
             self._untrained += not trainable
 
-    def is_incomplete(self, step: int) -> bool:  # noqa: D102
+    def is_incomplete(self, step: int, below: int = 0) -> bool:  # noqa: ARG002, D102
         return self._position < (step + 1) * self._size
 
     def _position_bound(self, version: int) -> int:

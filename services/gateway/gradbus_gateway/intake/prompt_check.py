@@ -111,6 +111,11 @@ class PromptCheck:
         def read() -> list[NumberedPrompt]:
             rows = islice(numbered(content), _ROWS)
             given = [(line, given_row(row, columns, line)) for line, row in rows]
+            if columns.label is not None and given and all(row.prompt == given[0][1].prompt for _, row in given):
+                raise DatasetError(
+                    f"the first {len(given)} rows have the same prompt, and a labelled response is compared with one to another prompt; "
+                    "add rows with other prompts, or mix the rows"
+                )
             return [NumberedPrompt(line, row.prompt, row.responses, row.label) for line, row in given]
 
         return await asyncio.to_thread(read)  # because a row may have a megabyte of JSON

@@ -79,20 +79,23 @@ def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
     rows: Sequence[TrainSample] = ()
     if entry.verdict == VERDICT_TRAIN:
         kls = algorithm.token_kls(samples, entry.reference_logprobs)
-        teacher_kls = algorithm.teacher_kls(samples, entry.teacher_logprobs)
+        teacher_kls = algorithm.teacher_kls(samples, entry.teacher_logprobs) if entry.teacher_logprobs else ()
         rewards = {reward.sample_id: reward for reward in entry.rewards}
         judged = algorithm.group_advantages(samples, rewards, kls)
         marks = algorithm.marks(samples, rewards, judged) if algorithm.marks_samples else [UNMARKED] * len(samples)
         logprobs = _behaviour_logprobs(samples, lengths, sampled=algorithm.is_sampled)
-        references, teachers = (_optional(values, lengths) for values in (entry.reference_logprobs, entry.teacher_logprobs))
+        nothing = [None] * len(samples)
+        references = _arrays(entry.reference_logprobs, _LOGPROB, lengths) if entry.reference_logprobs else nothing
+        teachers = _arrays(entry.teacher_logprobs, _LOGPROB, lengths) if entry.teacher_logprobs else nothing
+        taught = _teacher_rows(entry.teacher_rows, lengths) if entry.teacher_rows else nothing
         (prompt,) = _arrays([group.prompt_ids], _ID, [token_count(group.prompt_ids)])
         advantages = _joined(algorithm.token_advantages(judged, lengths, kls, teacher_kls))
         routes = sample_routes(group, len(prompt), lengths)
-        frozen = zip(references, teachers, _teacher_rows(entry.teacher_rows, lengths), strict=True)
+        frozen = zip(references, teachers, taught, strict=True)
         columns = zip(_arrays(token_ids, _ID, lengths), logprobs, spans, advantages, routes, frozen, judged.valid, marks, strict=True)
         rows = [
-            TrainSample(prompt, ids, behaviour, _trainable(len(ids), parts), advantage, reference, routed, None, teacher, taught, marked)
-            for ids, behaviour, parts, advantage, routed, (reference, teacher, taught), valid, marked in columns
+            TrainSample(prompt, ids, behaviour, _trainable(len(ids), parts), advantage, reference, routed, None, teacher, likely, marked)
+            for ids, behaviour, parts, advantage, routed, (reference, teacher, likely), valid, marked in columns
             if valid and len(ids)
         ]
     return DecodedGroup(
@@ -128,15 +131,8 @@ def _arrays(contents: Sequence[bytes], dtype: np.dtype[Any], lengths: Sequence[i
     return _views(values if dtype.isnative else values.astype(dtype.newbyteorder("=")), lengths)
 
 
-def _optional(contents: Sequence[bytes], lengths: Sequence[int]) -> Sequence[_Array | None]:
-    """Log-probabilities of each sample's tokens; None for each if the entry has none."""
-    return _arrays(contents, _LOGPROB, lengths) if contents else [None] * len(lengths)
-
-
-def _teacher_rows(rows: Sequence[TeacherRows], lengths: Sequence[int]) -> Sequence[tuple[_Array, _Array] | None]:
-    """Ids `[T, k]` and log-probabilities `[T, k + 1]` of each sample; None for each if the entry has none."""
-    if not rows:
-        return [None] * len(lengths)
+def _teacher_rows(rows: Sequence[TeacherRows], lengths: Sequence[int]) -> Sequence[tuple[_Array, _Array]]:
+    """Ids `[T, k]` and log-probabilities `[T, k + 1]` of each sample."""
     total = max(1, sum(lengths))
     count = sum(len(row.ids) for row in rows) // (_ID.itemsize * total)
     ids = _arrays([row.ids for row in rows], _ID, [count * length for length in lengths])

@@ -14,7 +14,7 @@ def with_kl_in_reward(samples: Sequence[TrainSample], coefficient: float) -> Seq
     """The samples, less coefficient · (sum of log mu - log pi_ref from a token on) of each advantage; in float64.
 
     Tokens that the policy did not choose add nothing to the sum. With the spec's coefficient it has the bits of
-    `gradbus.algorithms.reward_kl.returns_to_go`.
+    `gradbus.algorithms.reward_kl.returns_to_go` for rewards that float32 holds.
     """
     found = []
     for sample in samples:

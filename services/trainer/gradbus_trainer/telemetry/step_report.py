@@ -83,7 +83,8 @@ class StepReporter:
         presence.shares = {name: spent / total for name, spent in self._spent.items() if name in seconds}
         presence.staleness = stats.mean_staleness if stats.sampled else None
         presence.loss = None if stats.sampled else metrics.loss.total
-        presence.teacher_kl = metrics.teacher_kl
+        if metrics.teacher_kl is not None:
+            presence.teacher_kl = metrics.teacher_kl
         presence.pair_accuracy = metrics.preference.accuracy if metrics.preference is not None else None
         if metrics.critic is not None:
             presence.explained_variance = metrics.critic.explained_variance

@@ -46,6 +46,7 @@ CASES = {
     "chat without a template": ("dpo", CHAT, {}, "data.prompt", "chat template"),
     "no label": ("kto", LABELLED | {"label": None}, {}, "data.train", "line 2 has null as 'label'; a label is true"),
     "a label that is a number": ("kto", LABELLED | {"label": 1}, {}, "data.train", "line 2 has a number as 'label'"),
+    "one prompt for all labels": ("kto", LABELLED | {"prompt": "2-1="}, {}, "data.train", "the first 2 rows have the same prompt"),
     "a column without labels": ("kto", LABELLED, {"data": {"label": "good"}}, "data.train", "line 1 has no column 'good'"),
     "adapters of a reward model": ("reward_model", PAIR, {"trainer": {"lora": {"rank": 2}}}, "trainer.lora", "no [trainer.lora]"),
     "a rounded reward model": ("reward_model", PAIR, {"trainer": {"dtype": "bf16"}}, "trainer.dtype", '"fp32"'),
@@ -58,7 +59,7 @@ def body(tmp_path, spec):
     """Makes a spec with a good pair and one that is given."""
 
     def make(kind, row, **changes):
-        first = LABELLED if kind == "kto" else PAIR
+        first = LABELLED | {"prompt": "2-1="} if kind == "kto" else PAIR
         (tmp_path / "given.jsonl").write_text(f"{json.dumps(first)}\n{json.dumps(row)}\n")
         given = {name: value for name, value in spec.items() if name in {"name", "model", "schedule"}}
         return given | {"kind": kind} | changes | {"data": {"train": "given.jsonl", **changes.get("data", {})}}

@@ -7,7 +7,7 @@ from typing import Final
 from gradbus.errors import ModelError
 from gradbus_kernels.models.language_model import LanguageModel
 
-_ATTENTION: Final = frozenset({"self_attn", "linear_attn", "attention"})
+_ATTENTION: Final = frozenset({"self_attn", "linear_attn", "attention", "self_attention", "attn"})
 """What a layer of attention is called in a model's module: those of Gradbus's decoder, and of transformers' models."""
 
 
