@@ -74,7 +74,7 @@ def report(loop, clients, run_id, monkeypatch):
 
 async def test_a_trainer_that_was_replaced_is_not_believed(loop, report, run_id):
     loop._heads.checkpoint = 2
-    loop._schedule.recover([(index, True) for index in range(8)], 0, [], 0)
+    loop._schedule.recover([(index, True) for index in range(8)], TrainerProgress())
     async with loop._subscribed():
         await report(TrainerProgress(run_id=run_id, step=1, frontier=Frontier(below=2)))
         assert loop._missing_report is None, "older than the checkpoint: the frontier it names was trimmed long ago"
@@ -85,7 +85,7 @@ async def test_a_trainer_that_was_replaced_is_not_believed(loop, report, run_id)
 
 
 async def test_a_trainer_that_waits_for_outstanding_groups_causes_no_recovery(loop, report, run_id):
-    loop._schedule.recover([(0, True)], 0, [], 0)
+    loop._schedule.recover([(0, True)], TrainerProgress())
     loop._schedule.dispatchable(0)
     async with loop._subscribed():
         for is_outstanding in (True, False):

@@ -106,8 +106,8 @@ def test_pairs_have_curves_of_their_own_and_none_of_sampling(exporting):
 def test_labelled_responses_have_curves_by_label_and_keep_what_a_step_lacks(exporting):
     steps, read = exporting
     learned = replace(METRICS, loss=replace(METRICS.loss, kl=0.25), preference=PreferenceMetrics(None, 0.5, 2.0, -3.0))
-    steps.step(learned, BatchStats(judged=False), SECONDS)
-    steps.step(replace(learned, preference=PreferenceMetrics(None, None, None, -4.0)), BatchStats(judged=False), SECONDS)
+    steps.step(learned, BatchStats(sampled=False, scored=False), SECONDS)
+    steps.step(replace(learned, preference=PreferenceMetrics(None, None, None, -4.0)), BatchStats(sampled=False, scored=False), SECONDS)
     assert read("gradbus.preference.response") == {("desirable",): 2.0, ("undesirable",): -4.0}
     assert (read("gradbus.preference.margin"), read("gradbus.policy.kl")) == ({(): 0.5}, {(): 0.25})
     assert read("gradbus.preference.accuracy") == {}
