@@ -135,6 +135,7 @@ def test_a_teacher_beside_rewards_adds_its_part_to_the_advantages(lab, student, 
     assert lab.final_digest(run) != lab.final_digest(lab.train(alone))
 
 
+@pytest.mark.slow
 def test_rows_of_the_teacher_teach_more_than_its_word_for_the_sampled_token(lab, student, teacher, tmp_path):
     algorithm = {"importance": "none", "trust_region": "none"}
     run = lab.train(student(algorithm=algorithm, teacher={"top_k": 8}, schedule={"steps": 160}, checkpoint={"every": 160}))

@@ -41,7 +41,11 @@ def held_out(models, rows):
     return make
 
 
-@pytest.mark.parametrize("case", KINDS)
+OFTEN = ("sft", "dpo-adapters", "kto", "reward-model")
+"""The losses of the others are compared with their operators in tests/unit/algorithms/test_held_out.py as well."""
+
+
+@pytest.mark.parametrize("case", [case if case in OFTEN else pytest.param(case, marks=pytest.mark.slow) for case in KINDS])
 def test_the_held_out_loss_of_a_version_is_that_of_the_step_that_trains_these_rows(lab, held_out, case):
     kind, changes = KINDS[case]
     run = lab.train(held_out(kind, **changes))
