@@ -130,6 +130,7 @@ async def test_a_death_of_every_service_changes_neither_weights_nor_log(stack_of
         await assert_undisturbed(stack, outcome, spec)
 
 
+@pytest.mark.slow  # those above die at the same points
 async def test_a_death_of_every_service_changes_no_held_out_loss(stack_of, given_spec, tmp_path):
     points, spec = POINTS | {"conductor": "after-append:9", "reference": "mid-answer:3"}, given_spec("kto", evaluated=True)
     async with stack_of(1, environment_overrides=deadly(points, tmp_path)) as stack:

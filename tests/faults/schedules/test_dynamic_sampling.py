@@ -7,7 +7,7 @@ from smoke import smoke_spec, train
 from gradbus.v1.group_pb2 import Verdict
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(600)]
-SIZE, STEPS = 8, 20
+SIZE, STEPS = 8, 14
 
 
 @pytest.fixture(scope="module")
