@@ -9,7 +9,7 @@ With q_b and p_b the probabilities of outcome b under policy and teacher, and b(
     KL = sum_b q_b (log q_b - log p_b),    dKL / dz_v = pi_v (log q_b(v) - log p_b(v) - KL)
 
 for the logit z_v: the derivative is known with the logits, so the forward pass makes the gradients too. The logits of one tile's tokens
-exist at a time.
+exist at a time, with as many probabilities.
 """
 
 from __future__ import annotations
@@ -21,12 +21,10 @@ from torch import Tensor
 
 from gradbus_kernels.operators.base.arguments import check_finite, check_floats, check_head, check_ids, require
 from gradbus_kernels.operators.base.attached import Attached
-from gradbus_kernels.operators.base.block_sizes import slices
-from gradbus_kernels.operators.base.softcap import Softcapped, softcap_in_place, softcap_slopes, softcapped
-from gradbus_kernels.operators.linear_logprob.head import add_product, multiply
+from gradbus_kernels.operators.base.softcap import Softcapped, softcap_slopes, softcapped
+from gradbus_kernels.operators.distillation_loss.tiles import logprob_tiles
+from gradbus_kernels.operators.linear_logprob.head import add_product
 
-WORKSPACE: Final = 256 << 20
-"""Most bytes of logits that exist at a time; of these there are two buffers."""
 LEAST_LOGPROB: Final = -100.0
 """A smaller mass of an outcome is taken for this one: float32 has no smaller probability."""
 
@@ -123,18 +121,11 @@ def _check(hidden: Tensor, weight: Tensor, ids: Tensor, rows: TeacherRows, weigh
 @torch.no_grad()
 def _in_tiles(used: _Used, weight: Tensor, temperature: Softcapped, wanted: tuple[bool, bool]) -> _Found:
     hidden, dtype = used.hidden.detach(), torch.promote_types(used.hidden.dtype, torch.float32)
-    tokens = max(1, min(len(hidden), WORKSPACE // (len(weight) * dtype.itemsize)))
     grad_hidden = torch.zeros_like(hidden) if wanted[0] else None
     grad_weight = torch.zeros_like(weight, dtype=dtype) if wanted[1] else None
     total = hidden.new_zeros((), dtype=dtype)
     logprobs, entropies = hidden.new_empty(2, len(hidden), dtype=dtype).unbind()
-    for part in slices(len(hidden), tokens):
-        every = hidden.new_empty(part.stop - part.start, len(weight), dtype=dtype)
-        multiply(hidden[part], weight.T, every)
-        softcap_in_place(every, temperature.softcap)
-        every.div_(temperature.value)
-        level = every.logsumexp(1, keepdim=True)
-        every.sub_(level)
+    for part, every, level in logprob_tiles(hidden, weight, temperature):
         shares = every.exp()
         logprobs[part] = every.gather(1, used.ids[part, None]).squeeze(1)
         # A token of probability 0 adds nothing, and its log-probability may be -inf.

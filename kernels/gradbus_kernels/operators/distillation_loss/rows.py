@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from gradbus_kernels.operators.base.arguments import check_head, check_ids, require
-from gradbus_kernels.operators.base.block_sizes import slices
-from gradbus_kernels.operators.base.softcap import Softcapped, softcap_in_place
-from gradbus_kernels.operators.distillation_loss.api import LEAST_LOGPROB, WORKSPACE, TeacherRows
-from gradbus_kernels.operators.linear_logprob.head import multiply
+from gradbus_kernels.operators.base.softcap import Softcapped
+from gradbus_kernels.operators.distillation_loss.api import LEAST_LOGPROB, TeacherRows
+from gradbus_kernels.operators.distillation_loss.tiles import logprob_tiles
 
 
 class RowsAndLogprobs(NamedTuple):
@@ -38,14 +37,9 @@ def linear_teacher_rows(
     check_ids("ids", ids, (len(hidden),), len(weight), hidden)
     require(0 < count < len(weight), "count", f"is {count}; pass at least 1 and less than the vocabulary's {len(weight)}")
     dtype = torch.promote_types(hidden.dtype, torch.float32)
-    tokens = max(1, min(len(hidden), WORKSPACE // (len(weight) * dtype.itemsize)))
     logprobs = hidden.new_empty(len(hidden), dtype=dtype)
     top, values = ids.new_empty(len(hidden), count), hidden.new_empty(len(hidden), count + 1, dtype=dtype)
-    for part in slices(len(hidden), tokens):
-        every = hidden.new_empty(part.stop - part.start, len(weight), dtype=dtype)
-        multiply(hidden[part], weight.T, every)
-        softcap_in_place(every, scaled.softcap)
-        every.div_(scaled.value).sub_(every.logsumexp(1, keepdim=True))
+    for part, every, _ in logprob_tiles(hidden, weight, scaled):
         logprobs[part] = every.gather(1, ids[part, None]).squeeze(1)
         values[part, :-1], top[part] = every.topk(count)
         values[part, -1] = every.scatter_(1, top[part], -torch.inf).logsumexp(1)

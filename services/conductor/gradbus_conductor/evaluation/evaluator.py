@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import grpc
 from grpc.aio import AioRpcError
@@ -16,6 +17,7 @@ from gradbus.spec import EVALUATED_VERSIONS
 from gradbus.telemetry import get_logger
 from gradbus.v1.group_pb2 import LogEntry
 from gradbus.v1.weight_store_service_pb2 import GetVersionRequest
+from gradbus.v1.weights_pb2 import WeightManifest
 from gradbus_conductor.clients import Clients
 from gradbus_conductor.evaluation.results import HeldOutLoss, Result, decode_result, encode_result, next_due, summarise
 from gradbus_conductor.groups.dataset import Dataset
@@ -110,7 +112,7 @@ class Evaluator:
         await pipeline.dispatch_missing(wanted, workers)
         if len(pipeline.judged) == len(self._config.dataset.items):
             await self._finish(version, pipeline)
-        elif version < head and pipeline.older_than(_CHECK_DELETED_AFTER_SECONDS, wanted) and await self._is_deleted(version):
+        elif version < head and pipeline.older_than(_CHECK_DELETED_AFTER_SECONDS, wanted) and await self._manifest(version) == "deleted":
             await self._skip(version, pipeline)
 
     def abandon(self, reason: str) -> None:
@@ -130,23 +132,27 @@ class Evaluator:
         newest = head if record.spec.trains_given else head + 1
         if self._config.dataset is None or version is None or version > newest:
             return
-        files = await self._files(version) if record.spec.trains_given else ()
-        if files is None:
-            return
+        files: Sequence[str] = ()
+        if record.spec.trains_given:
+            found = await self._manifest(version)
+            if found == "deleted":
+                self._report_skipped(version)
+            if not isinstance(found, WeightManifest):
+                return
+            files = [shard.digest for shard in found.shards]
         tasks, first_answers = EvaluationTasks(version, files), self._config.first_answers
         config = PipelineConfig(record, self._config.dataset.items, lambda index: index, tasks, first_answers)
         self._active = version, GroupPipeline(self._clients, config, self._queue, self._wake)
         await self._active[1].dispatch(dict.fromkeys(range(len(self._config.dataset.items)), version), len(workers))
 
-    async def _files(self, version: int) -> Sequence[str] | None:
-        """Digests of the version's files; None if it is gone, or if the weight store does not answer and is asked again."""
+    async def _manifest(self, version: int) -> WeightManifest | Literal["deleted", "unknown"]:
+        """The version's manifest; unknown if the weight store does not answer, and is asked again."""
+        request = GetVersionRequest(run_id=self._config.record.run_id, step=version)
         try:
-            found = await self._clients.weight_store.GetVersion(_version_request(self._config.record, version), timeout=_TIMEOUT_SECONDS)
+            found = await self._clients.weight_store.GetVersion(request, timeout=_TIMEOUT_SECONDS)
         except AioRpcError as error:
-            if error.code() == grpc.StatusCode.OUT_OF_RANGE:
-                self._report_skipped(version)
-            return None
-        return [shard.digest for shard in found.manifest.shards]
+            return "deleted" if error.code() == grpc.StatusCode.OUT_OF_RANGE else "unknown"
+        return found.manifest
 
     async def _finish(self, version: int, pipeline: GroupPipeline) -> None:
         result = await self._reported(version, pipeline.judged)
@@ -189,14 +195,3 @@ class Evaluator:
         text = f"version {version} was deleted before it could be evaluated"
         self._config.events.emit("evaluation", text, {"version": version}, "warning")
         self._skipped = version
-
-    async def _is_deleted(self, version: int) -> bool:
-        try:
-            await self._clients.weight_store.GetVersion(_version_request(self._config.record, version), timeout=_TIMEOUT_SECONDS)
-        except AioRpcError as error:
-            return bool(error.code() == grpc.StatusCode.OUT_OF_RANGE)
-        return False
-
-
-def _version_request(record: RunRecord, version: int) -> GetVersionRequest:
-    return GetVersionRequest(run_id=record.run_id, step=version)

@@ -4,11 +4,7 @@ import json
 
 import pytest
 
-from gradbus.errors import SpecError
 from gradbus.ids import digest_of
-from gradbus.objects import ObjectStore
-from gradbus_gateway.intake.spec.intake import SpecIntake
-from gradbus_gateway.settings import GatewaySettings
 
 LETTERS = {character: number for number, character in enumerate("?0123456789+=-x ")}
 
@@ -28,29 +24,6 @@ def body(tmp_path, write_model):
         "teacher": {"path": "teacher"},
         "schedule": {"steps": 4, "groups_per_step": 2},
     }
-
-
-@pytest.fixture
-def objects(tmp_path):
-    return ObjectStore.open(f"file://{tmp_path}/objects")
-
-
-@pytest.fixture
-def intake(tmp_path, fork_server, objects):
-    return SpecIntake(objects, fork_server, GatewaySettings(model_roots=(tmp_path / "roots",), cache_dir=tmp_path / "cache"), None)
-
-
-@pytest.fixture
-def refused(intake):
-    """The only fault of a submission, as text."""
-
-    async def submit(body):
-        with pytest.raises(SpecError) as caught:
-            await intake.accept(body, "key")
-        [fault] = caught.value.faults
-        return str(fault)
-
-    return submit
 
 
 async def test_the_folder_is_stored_by_digests(intake, objects, body, tmp_path):
