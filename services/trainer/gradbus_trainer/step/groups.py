@@ -79,7 +79,7 @@ def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
     rows: Sequence[TrainSample] = ()
     if entry.verdict == VERDICT_TRAIN:
         kls = algorithm.token_kls(samples, entry.reference_logprobs)
-        teacher_kls = algorithm.teacher_kls(samples, entry.teacher_logprobs) if entry.teacher_logprobs else ()
+        teacher_kls = algorithm.teacher_kls(samples, entry.teacher_logprobs)
         rewards = {reward.sample_id: reward for reward in entry.rewards}
         judged = algorithm.group_advantages(samples, rewards, kls)
         marks = algorithm.marks(samples, rewards, judged) if algorithm.marks_samples else [UNMARKED] * len(samples)
