@@ -54,5 +54,18 @@ def sample_id(index: int, n: int) -> str:
 
 def sample_seed(run_seed: int, purpose: str, index: int, n: int) -> int:
     """Seed of a sample, 63 bits. `purpose` keeps training and evaluation apart."""
-    text = f"gradbus:{run_seed}:{purpose}:{index}:{n}".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
+    return _seed(f"gradbus:{run_seed}:{purpose}:{index}:{n}")
+
+
+def turn_seed(seed: int, turn: int) -> int:
+    """Seed of a turn of an episode, 63 bits; the first turn has the sample's."""
+    return seed if turn == 0 else _seed(f"gradbus:{seed}:turn:{turn}")
+
+
+def environment_seed(run_seed: int, purpose: str, index: int) -> int:
+    """Seed of a group's world, 63 bits: its samples meet the same one, for their answers are compared."""
+    return _seed(f"gradbus:{run_seed}:{purpose}:environment:{index}")
+
+
+def _seed(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

@@ -13,6 +13,7 @@ from gradbus.errors import Fault, SpecError
 from gradbus.nearest import nearest_name
 from gradbus.spec.algorithm_faults import algorithm_faults
 from gradbus.spec.engine_traits import engines_with
+from gradbus.spec.environment_faults import environment_faults
 from gradbus.spec.kind_faults import kind_faults
 from gradbus.spec.kinds import Kind
 from gradbus.spec.model_faults import model_faults
@@ -62,6 +63,7 @@ def parse_spec(body: object) -> RunSpec:
     if (kind := body.get("kind", "rl")) in get_args(Kind):
         faults.extend(kind_faults(kind, sections, body.get("numerics")))
         faults.extend(teacher_faults(kind, sections))
+        faults.extend(environment_faults(kind, sections))
     if kind == "rl" and "reward" in sections and reads_reward(sections):
         faults.extend(_reward_faults(sections["reward"]))
     faults.extend(_joint_faults(sections, body.get("deterministic"), body.get("numerics")))

@@ -13,6 +13,7 @@ from gradbus.spec.sections import (
     CheckpointSpec,
     DataSpec,
     Dtype,
+    EnvironmentSpec,
     EvaluationSpec,
     Flag,
     Integer,
@@ -60,6 +61,7 @@ class RunSpec(RunOptions):
     model: ModelSpec
     data: DataSpec
     rollout: RolloutSpec = RolloutSpec()
+    environment: EnvironmentSpec | None = Field(None, description="A world in which each sample is an episode of many turns.")
     reward: RewardSpec = RewardSpec()
     preference: PreferenceSpec | None = Field(None, description="Of a run on pairs or labels; the defaults are those of its kind.")
     teacher: TeacherSpec | None = Field(None, description="A teacher, which the reference service computes.")
@@ -91,6 +93,11 @@ class RunSpec(RunOptions):
         if self.teacher is None:
             return 0.0
         return self.teacher.coefficient or 0.0 if self.algorithm.reads_rewards else 1.0
+
+    @property
+    def has_scorer(self) -> bool:
+        """Whether `[reward]` names a scorer; rewards may come from an environment alone."""
+        return self.reward.grader is not None or self.reward.service is not None or self.reward.model is not None
 
     @property
     def columns(self) -> RowColumns:

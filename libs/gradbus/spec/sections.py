@@ -200,6 +200,10 @@ class MultiGrader(Section):
 Grader = Annotated[StringCheckGrader | TextSimilarityGrader | PythonGrader | MultiGrader, Field(discriminator="type")]
 
 
+ToolParser = Literal["hermes", "qwen3_coder", "llama3", "gpt_oss", "plain"]
+"""How a family of models writes tool calls."""
+
+
 class RewardModelSpec(ModelSpec):
     """A reward model, with the policy's tokenizer: Hugging Face's sequence classification with one label, read at the last token."""
 
@@ -233,6 +237,28 @@ class RewardSpec(Section):
     timeout_seconds: Number = Field(
         10.0, ge=0.1, le=3600.0, description="Deadline of one scorer call; a reward model has at least 120 s, for it may have to be loaded."
     )
+
+
+class EnvironmentSpec(Section):
+    """A world in which each sample is an episode of many turns; exactly one of `service` and `source`.
+
+    Rewards come from it, and from `[reward]` too if that is given: they are added.
+    """
+
+    source: str | None = Field(None, max_length=131_072, description="Python source that defines a class `Environment`.")
+    file: str | None = Field(None, max_length=4096, description="Path of the source; the command line replaces it by the text.")
+    service: str | None = Field(None, max_length=2048, description="http(s)://host:port/path of your own environment.")
+    max_turns: Integer = Field(8, ge=1, le=1024, description="Turns of the policy in an episode.")
+    max_tokens: Integer | None = Field(
+        None, ge=1, le=1 << 24, description="Tokens that the policy draws in an episode. Default: what fits the context."
+    )
+    calls_per_turn: Integer = Field(8, ge=1, le=128, description="Tool calls of a turn; more are answered as errors.")
+    invalid_calls: Integer = Field(3, ge=1, le=1024, description="An episode ends after so many turns in a row without one valid call.")
+    tool_result_tokens: Integer = Field(
+        1024, ge=16, le=131_072, description="Tokens of one result of a tool; of a longer one its beginning and end are kept."
+    )
+    tool_parser: ToolParser | None = Field(None, description="How calls are written. Default: found from the chat template.")
+    step_seconds: Number = Field(30.0, ge=0.1, le=3600.0, description="Deadline of one answer of the environment.")
 
 
 class ScheduleSpec(Section):

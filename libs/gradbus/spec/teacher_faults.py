@@ -57,7 +57,9 @@ def teacher_faults(kind: str, sections: Mapping[str, Any]) -> Iterator[Fault]:
 
 
 def reads_reward(sections: Mapping[str, Any]) -> bool:
-    """Whether something is judged in a run of kind `rl`: its samples, or held-out rows."""
+    """Whether a run of kind `rl` needs a scorer: for its samples or held-out rows, unless an environment alone judges them."""
+    if sections.get("environment") is not None and sections.get("reward") == RewardSpec():
+        return False
     algorithm, data = sections.get("algorithm"), sections.get("data")
     return algorithm is None or algorithm.reads_rewards or (data is not None and data.eval is not None)
 

@@ -1,0 +1,46 @@
+"""An environment without a source, and sections that cannot be used beside one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gradbus.errors import Fault
+from gradbus.spec.sections import EnvironmentSpec
+
+
+def environment_faults(kind: str, sections: Mapping[str, Any]) -> Iterator[Fault]:
+    """Faults of a run of this kind that has an environment. `sections` are those that are valid by themselves."""
+    environment = sections.get("environment")
+    if environment is None:
+        return
+    if kind != "rl":
+        yield Fault("environment", f"a run of kind {kind} samples nothing, so nobody acts in it", "[environment]", 'none, or kind = "rl"')
+        return
+    yield from _source_faults(environment)
+    algorithm, rollout = sections.get("algorithm"), sections.get("rollout")
+    if algorithm is not None and not algorithm.reads_rewards:
+        message = f"advantage = {algorithm.advantage} reads no rewards, and an episode that failed is known by its missing reward"
+        yield Fault("environment", message, "[environment]", "none, or an advantage that reads rewards, with teacher.coefficient")
+    if rollout is not None and rollout.routing_replay:
+        yield Fault("rollout.routing_replay", "experts are recorded by turn, and an episode has several", "true", "false")
+    if environment.max_tokens is not None and rollout is not None and environment.max_tokens < rollout.max_new_tokens:
+        message = "an episode has room for its first turn"
+        allowed = f"rollout.max_new_tokens ({rollout.max_new_tokens}) or more"
+        yield Fault("environment.max_tokens", message, json.dumps(environment.max_tokens), allowed)
+
+
+def _source_faults(environment: EnvironmentSpec) -> Iterator[Fault]:
+    given = [name for name in ("source", "file", "service") if getattr(environment, name) is not None]
+    if len(given) != 1:
+        shown = " and ".join(given) or "none of them"
+        yield Fault("environment", "an environment has exactly one source", shown, "exactly one of `service` and `source`")
+    elif environment.file is not None:
+        yield Fault("environment.file", "the command line replaces a file by its text", environment.file, "`source`")
+    elif environment.service is not None and not _is_address(environment.service):
+        yield Fault("environment.service", "not the address of an environment", environment.service[:80], "http(s)://host:port/path")
+
+
+def _is_address(service: str) -> bool:
+    return service.startswith(("http://", "https://")) and service.isprintable() and " " not in service

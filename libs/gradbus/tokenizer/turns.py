@@ -1,0 +1,74 @@
+"""The turns of an episode, between text and tokens: what goes to the tokenizer's process and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from gradbus.spec.sections import ToolParser
+
+Author = Literal["policy", "frame", "tool", "user", "close"]
+"""Who wrote tokens of a response. `frame` and `close` are the chat template: `close` is an end of turn that was not drawn."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """A message of a conversation, as a chat template takes it."""
+
+    role: str
+    content: str
+    call_id: str = ""
+    """Of a tool's result: the call that it answers."""
+    name: str = ""
+    """Of a tool's result: the tool."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnSettings:
+    """What a run lays down for its turns."""
+
+    tools_json: str = "[]"
+    """The tools as a JSON list of {name, description, parameters}, in the order in which the template writes them."""
+    parser: ToolParser | None = None
+    """None: found from the chat template."""
+    result_tokens: int = 1024
+    """Of one message that follows a turn; of a longer one the beginning and the end are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedCall:
+    """A tool call that the policy drew."""
+
+    name: str
+    arguments_json: str
+    """As it was drawn; of a malformed call its whole text."""
+    status: Literal["ok", "malformed", "unknown_tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedTurn:
+    """A turn of the policy as text."""
+
+    text: str
+    """Decoded without special tokens and without the calls."""
+    calls: tuple[ParsedCall, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TurnAnswer:
+    """What follows a turn: messages of tools or users, after which the policy draws again."""
+
+    drawn: tuple[int, ...]
+    """The ids `[T]` that the policy drew in the turn."""
+    messages: Sequence[ChatMessage]
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """The ids between two turns: only new text is encoded."""
+
+    token_ids: tuple[int, ...]
+    """`[T]`, up to where the policy draws again."""
+    spans: tuple[tuple[int, int, Author], ...]
+    """(start, end, author), which cover `[0, T)` without gaps."""

@@ -1,0 +1,156 @@
+from gradbus.v1 import episode_pb2 as _episode_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Determinism(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DETERMINISM_UNSPECIFIED: _ClassVar[Determinism]
+    DETERMINISM_SEEDED: _ClassVar[Determinism]
+    DETERMINISM_NONE: _ClassVar[Determinism]
+
+class EnvironmentStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    ENVIRONMENT_STATUS_UNSPECIFIED: _ClassVar[EnvironmentStatus]
+    ENVIRONMENT_STATUS_OK: _ClassVar[EnvironmentStatus]
+    ENVIRONMENT_STATUS_INVALID: _ClassVar[EnvironmentStatus]
+    ENVIRONMENT_STATUS_ERROR: _ClassVar[EnvironmentStatus]
+    ENVIRONMENT_STATUS_UNKNOWN_SESSION: _ClassVar[EnvironmentStatus]
+DETERMINISM_UNSPECIFIED: Determinism
+DETERMINISM_SEEDED: Determinism
+DETERMINISM_NONE: Determinism
+ENVIRONMENT_STATUS_UNSPECIFIED: EnvironmentStatus
+ENVIRONMENT_STATUS_OK: EnvironmentStatus
+ENVIRONMENT_STATUS_INVALID: EnvironmentStatus
+ENVIRONMENT_STATUS_ERROR: EnvironmentStatus
+ENVIRONMENT_STATUS_UNKNOWN_SESSION: EnvironmentStatus
+
+class Tool(_message.Message):
+    __slots__ = ("name", "description", "parameters_json")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DESCRIPTION_FIELD_NUMBER: _ClassVar[int]
+    PARAMETERS_JSON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    description: str
+    parameters_json: str
+    def __init__(self, name: _Optional[str] = ..., description: _Optional[str] = ..., parameters_json: _Optional[str] = ...) -> None: ...
+
+class DescribeRequest(_message.Message):
+    __slots__ = ("run_id", "environment_json")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_JSON_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    environment_json: str
+    def __init__(self, run_id: _Optional[str] = ..., environment_json: _Optional[str] = ...) -> None: ...
+
+class DescribeResponse(_message.Message):
+    __slots__ = ("name", "digest", "determinism", "tools")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DETERMINISM_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    digest: str
+    determinism: Determinism
+    tools: _containers.RepeatedCompositeFieldContainer[Tool]
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., determinism: _Optional[_Union[Determinism, str]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ...) -> None: ...
+
+class OpenRequest(_message.Message):
+    __slots__ = ("run_id", "environment_json", "episode_id", "attempt", "item_json", "seed", "traceparent")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_JSON_FIELD_NUMBER: _ClassVar[int]
+    EPISODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    ITEM_JSON_FIELD_NUMBER: _ClassVar[int]
+    SEED_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    environment_json: str
+    episode_id: str
+    attempt: int
+    item_json: str
+    seed: int
+    traceparent: str
+    def __init__(self, run_id: _Optional[str] = ..., environment_json: _Optional[str] = ..., episode_id: _Optional[str] = ..., attempt: _Optional[int] = ..., item_json: _Optional[str] = ..., seed: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
+
+class OpenResponse(_message.Message):
+    __slots__ = ("status", "reason", "session", "messages", "state_digest")
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    status: EnvironmentStatus
+    reason: str
+    session: str
+    messages: _containers.RepeatedCompositeFieldContainer[_episode_pb2.Message]
+    state_digest: str
+    def __init__(self, status: _Optional[_Union[EnvironmentStatus, str]] = ..., reason: _Optional[str] = ..., session: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[_episode_pb2.Message, _Mapping]]] = ..., state_digest: _Optional[str] = ...) -> None: ...
+
+class AssistantTurn(_message.Message):
+    __slots__ = ("text", "calls", "finish")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    calls: _containers.RepeatedCompositeFieldContainer[_episode_pb2.ToolCall]
+    finish: str
+    def __init__(self, text: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[_episode_pb2.ToolCall, _Mapping]]] = ..., finish: _Optional[str] = ...) -> None: ...
+
+class StepRequest(_message.Message):
+    __slots__ = ("run_id", "session", "turn", "assistant", "is_last", "end_reason")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    TURN_FIELD_NUMBER: _ClassVar[int]
+    ASSISTANT_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    END_REASON_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    session: str
+    turn: int
+    assistant: AssistantTurn
+    is_last: bool
+    end_reason: str
+    def __init__(self, run_id: _Optional[str] = ..., session: _Optional[str] = ..., turn: _Optional[int] = ..., assistant: _Optional[_Union[AssistantTurn, _Mapping]] = ..., is_last: bool = ..., end_reason: _Optional[str] = ...) -> None: ...
+
+class StepResponse(_message.Message):
+    __slots__ = ("status", "reason", "messages", "reward", "components", "done", "state_digest")
+    class ComponentsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    MESSAGES_FIELD_NUMBER: _ClassVar[int]
+    REWARD_FIELD_NUMBER: _ClassVar[int]
+    COMPONENTS_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    status: EnvironmentStatus
+    reason: str
+    messages: _containers.RepeatedCompositeFieldContainer[_episode_pb2.Message]
+    reward: float
+    components: _containers.ScalarMap[str, float]
+    done: bool
+    state_digest: str
+    def __init__(self, status: _Optional[_Union[EnvironmentStatus, str]] = ..., reason: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[_episode_pb2.Message, _Mapping]]] = ..., reward: _Optional[float] = ..., components: _Optional[_Mapping[str, float]] = ..., done: bool = ..., state_digest: _Optional[str] = ...) -> None: ...
+
+class CloseRequest(_message.Message):
+    __slots__ = ("run_id", "session")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    session: str
+    def __init__(self, run_id: _Optional[str] = ..., session: _Optional[str] = ...) -> None: ...
+
+class CloseResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
