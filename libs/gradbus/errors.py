@@ -133,6 +133,10 @@ class ScorerError(GradbusError):
     """A scorer failed as a whole: none of the samples it was given has a reward."""
 
 
+class EnvironmentFaultError(GradbusError):
+    """An environment failed for a reason that no policy causes: the episode is played again, or the environment cannot be used."""
+
+
 class GraderError(GradbusError):
     """A grader's template, formula or source is wrong, or does not fit a sample."""
 

@@ -35,6 +35,7 @@ def upload_local_files(spec: Mapping[str, Any], base_dir: Path, upload: Upload) 
         faults.extend(_inline_graders(reward.get("grader"), base_dir, "reward.grader"))
         found = _upload_model(reward.get("model"), base_dir, upload, check_reward_folder)
         faults.extend(replace(fault, path=f"reward.{fault.path}") for fault in found)
+    faults.extend(_inline_source(body.get("environment"), base_dir, "environment"))
     return body, faults
 
 
@@ -126,11 +127,17 @@ def _inline_graders(grader: object, base_dir: Path, where: str) -> Iterator[Faul
     parts = grader.get("graders")
     for name, part in parts.items() if isinstance(parts, dict) else ():
         yield from _inline_graders(part, base_dir, f"{where}.graders.{name}")
-    if grader.get("type") != "python" or not isinstance(grader.get("file"), str):
+    if grader.get("type") == "python":
+        yield from _inline_source(grader, base_dir, where)
+
+
+def _inline_source(section: object, base_dir: Path, where: str) -> Iterator[Fault]:
+    """Replaces the `file` of a section by its text, as `source`."""
+    if not isinstance(section, dict) or not isinstance(section.get("file"), str):
         return
-    path = base_dir / grader["file"]
+    path = base_dir / section["file"]
     try:
-        grader["source"] = path.read_text()
-        del grader["file"]
+        section["source"] = path.read_text()
+        del section["file"]
     except (OSError, ValueError) as error:
         yield Fault(f"{where}.file", f"cannot be read: {error}", str(path), "a text file, relative to the spec's folder")

@@ -119,14 +119,18 @@ def _check_columns(row: Row, line: int) -> None:
 
 
 def prompts_object(data: bytes, columns: RowColumns) -> bytes:
-    """JSON Lines with only the prompt of each row, on the same line: rollout workers get no answers but what the run trains on."""
+    """JSON Lines with only the prompt of each row, on the same line: rollout workers get no answers but what the run trains on.
+
+    With `columns.whole_row` they get the row as `item`, for its environment.
+    """
     lines: list[str] = []
     for line, row in numbered(data):
         read = given_row(row, columns, line)
         lines.extend([""] * (line - 1 - len(lines)))
         given = {"responses": read.responses} if read.responses else {}
         label = {} if read.label is None else {"label": read.label}
-        lines.append(json.dumps({"prompt": read.prompt, **given, **label}, ensure_ascii=False))
+        item = {"item": row} if columns.whole_row else {}
+        lines.append(json.dumps({"prompt": read.prompt, **given, **label, **item}, ensure_ascii=False))
     return ("\n".join(lines) + "\n").encode()
 
 

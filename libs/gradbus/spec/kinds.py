@@ -63,6 +63,8 @@ class RowColumns:
     """A whole conversation, in place of prompt and response: the response begins with its first message of the assistant."""
     label: str | None = None
     """Whether the response is a desirable one: true or false."""
+    whole_row: bool = False
+    """Workers get all columns, for an environment reads them."""
 
 
 def columns_of(kind: Kind, data: DataSpec) -> RowColumns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -102,7 +103,15 @@ class RunSpec(RunOptions):
     @property
     def columns(self) -> RowColumns:
         """The columns of the dataset that the run reads."""
-        return columns_of(self.kind, self.data)
+        return replace(columns_of(self.kind, self.data), whole_row=self.environment is not None)
+
+    @property
+    def max_drawn_tokens(self) -> int:
+        """The most tokens that the policy draws in a sample."""
+        if self.environment is None:
+            return self.rollout.max_new_tokens
+        drawn = self.rollout.max_new_tokens * self.environment.max_turns
+        return drawn if self.environment.max_tokens is None else min(drawn, self.environment.max_tokens)
 
     @property
     def publish_every(self) -> int:

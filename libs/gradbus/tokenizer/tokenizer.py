@@ -54,6 +54,8 @@ class NumberedPrompt:
     """Of a dataset that gives them."""
     label: bool | None = None
     """Whether the response is a desirable one; only of a dataset with labels."""
+    item: str = ""
+    """The row as a JSON object; only of a run with an environment."""
 
 
 def limits_of(spec: RunSpec, submitted_unix_ns: int | None = None) -> PromptLimits:

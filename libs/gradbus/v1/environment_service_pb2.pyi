@@ -79,18 +79,20 @@ class OpenRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., environment_json: _Optional[str] = ..., episode_id: _Optional[str] = ..., attempt: _Optional[int] = ..., item_json: _Optional[str] = ..., seed: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class OpenResponse(_message.Message):
-    __slots__ = ("status", "reason", "session", "messages", "state_digest")
+    __slots__ = ("status", "reason", "session", "messages", "state_digest", "is_away")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    IS_AWAY_FIELD_NUMBER: _ClassVar[int]
     status: EnvironmentStatus
     reason: str
     session: str
     messages: _containers.RepeatedCompositeFieldContainer[_episode_pb2.Message]
     state_digest: str
-    def __init__(self, status: _Optional[_Union[EnvironmentStatus, str]] = ..., reason: _Optional[str] = ..., session: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[_episode_pb2.Message, _Mapping]]] = ..., state_digest: _Optional[str] = ...) -> None: ...
+    is_away: bool
+    def __init__(self, status: _Optional[_Union[EnvironmentStatus, str]] = ..., reason: _Optional[str] = ..., session: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[_episode_pb2.Message, _Mapping]]] = ..., state_digest: _Optional[str] = ..., is_away: bool = ...) -> None: ...
 
 class AssistantTurn(_message.Message):
     __slots__ = ("text", "calls", "finish")
@@ -119,7 +121,7 @@ class StepRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., session: _Optional[str] = ..., turn: _Optional[int] = ..., assistant: _Optional[_Union[AssistantTurn, _Mapping]] = ..., is_last: bool = ..., end_reason: _Optional[str] = ...) -> None: ...
 
 class StepResponse(_message.Message):
-    __slots__ = ("status", "reason", "messages", "reward", "components", "done", "state_digest")
+    __slots__ = ("status", "reason", "messages", "reward", "components", "done", "state_digest", "is_away")
     class ComponentsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +136,7 @@ class StepResponse(_message.Message):
     COMPONENTS_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    IS_AWAY_FIELD_NUMBER: _ClassVar[int]
     status: EnvironmentStatus
     reason: str
     messages: _containers.RepeatedCompositeFieldContainer[_episode_pb2.Message]
@@ -141,7 +144,8 @@ class StepResponse(_message.Message):
     components: _containers.ScalarMap[str, float]
     done: bool
     state_digest: str
-    def __init__(self, status: _Optional[_Union[EnvironmentStatus, str]] = ..., reason: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[_episode_pb2.Message, _Mapping]]] = ..., reward: _Optional[float] = ..., components: _Optional[_Mapping[str, float]] = ..., done: bool = ..., state_digest: _Optional[str] = ...) -> None: ...
+    is_away: bool
+    def __init__(self, status: _Optional[_Union[EnvironmentStatus, str]] = ..., reason: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[_episode_pb2.Message, _Mapping]]] = ..., reward: _Optional[float] = ..., components: _Optional[_Mapping[str, float]] = ..., done: bool = ..., state_digest: _Optional[str] = ..., is_away: bool = ...) -> None: ...
 
 class CloseRequest(_message.Message):
     __slots__ = ("run_id", "session")

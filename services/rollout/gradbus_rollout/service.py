@@ -16,9 +16,12 @@ from gradbus.process import WorkerClients
 from gradbus.process.broadcast_settings import BroadcastSettings
 from gradbus.process.device_lease import DeviceLease
 from gradbus.process.worker_device import WorkerDevice
+from gradbus.rpc import open_channel
+from gradbus.spec import EnvironmentSpec
 from gradbus.telemetry import export_metrics, run_metrics
 from gradbus.tokenizer.launcher import ForkServer
 from gradbus.tokenizer.tokenizer import Deadlines, Tokenizer, limits_of
+from gradbus.v1.environment_service_pb2_grpc import EnvironmentServiceStub
 from gradbus_rollout.broadcast.process import MemberConfig
 from gradbus_rollout.broadcast.receiver import BroadcastReceiver
 from gradbus_rollout.dataset_worker import DatasetWorker, DatasetWorkerParts
@@ -26,9 +29,14 @@ from gradbus_rollout.engines.base import Engine
 from gradbus_rollout.engines.determinism import check_determinism
 from gradbus_rollout.engines.registry import EngineFactory
 from gradbus_rollout.engines.watchdog import WatchedEngine
+from gradbus_rollout.episodes.attempt import PlayerParts
+from gradbus_rollout.episodes.environment import EnvironmentClient, RunEnvironment
+from gradbus_rollout.episodes.episode import EpisodeLimits
+from gradbus_rollout.episodes.sampler import EpisodeSampler
 from gradbus_rollout.run_faults import fatal_for_run
 from gradbus_rollout.settings import Settings
 from gradbus_rollout.tasks.prompts import PromptTable
+from gradbus_rollout.tasks.sampler import PromptTables, SingleTurnSampler, TaskSampler
 from gradbus_rollout.weights.version_loader import VersionLoader
 from gradbus_rollout.worker import RolloutWorker, WorkerParts
 
@@ -42,8 +50,8 @@ class _Data:
 
     folder: Path
     tokenizer: Tokenizer
-    training: PromptTable
-    evaluation: PromptTable | None
+    tables: PromptTables
+    environment: RunEnvironment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +88,7 @@ class RolloutService:
             # A failure from here on may be this machine's alone, so another worker may serve the run.
             if prepared is None:
                 groups = GroupStore(self._clients.buffer, record.run_id)
-                parts = DatasetWorkerParts(self._clients.bus, groups, data.training, data.evaluation, self._clients.heartbeat)
+                parts = DatasetWorkerParts(self._clients.bus, groups, data.tables.training, data.tables.evaluation, self._clients.heartbeat)
                 await DatasetWorker(record, parts).serve()
             else:
                 await self._serve(record, prepared)
@@ -96,14 +104,25 @@ class RolloutService:
         runs = await self._clients.bus.bucket(Buckets.RUNS)
         show_preparing("fetches the model")
         folder = await materialise(self._clients.objects, record.spec.model.files or {}, self._settings.cache_dir / "models")
-        limits = limits_of(record.spec, record.created_unix_ns)
+        limits, section = limits_of(record.spec, record.created_unix_ns), record.spec.environment
+        environment = None if section is None else await self._environment(record, section, opened)
         show_preparing("reads the tokenizer and the prompts")
-        tokenizer = await Tokenizer.open(self._tokenizers, folder, limits, _DEADLINES)
+        turns = None if environment is None else environment.turn_settings
+        tokenizer = await Tokenizer.open(self._tokenizers, folder, limits, _DEADLINES, turns)
         opened.push_async_callback(tokenizer.close)
         status = await self._status(record, runs)
         training = await self._table(tokenizer, status.prompts)
         evaluation = await self._table(tokenizer, status.evaluation_prompts) if status.evaluation_prompts else None
-        return _Data(folder, tokenizer, training, evaluation)
+        return _Data(folder, tokenizer, PromptTables(training, evaluation), environment)
+
+    async def _environment(self, record: RunRecord, section: EnvironmentSpec, opened: AsyncExitStack) -> RunEnvironment:
+        """Connects to the run's environment, and asks what it is."""
+        heartbeat, settings = self._clients.heartbeat, self._settings
+        heartbeat.show_preparing("asks the environment for its tools")
+        channel = open_channel(settings.environment, settings.rpc_token.get_secret_value(), settings.identity)
+        opened.push_async_callback(channel.close)
+        client = EnvironmentClient(EnvironmentServiceStub(channel), settings.environment, record, heartbeat.presence)
+        return RunEnvironment(section, client, await client.describe())
 
     async def _prepared(self, record: RunRecord, data: _Data, opened: AsyncExitStack) -> _Prepared:
         """Opens the run's engine, which `opened` closes."""
@@ -124,9 +143,17 @@ class RolloutService:
         groups = GroupStore(self._clients.buffer, record.run_id)
         async with versions.followed(), self._receiving(record):
             with export_metrics(run_metrics(record.run_id)) as metrics:
-                tables = prepared.data.training, prepared.data.evaluation
-                parts = WorkerParts(self._clients.bus, groups, engine, versions, *tables, self._clients.heartbeat, metrics, prepared.lease)
+                sampler = self._sampler(record, prepared)
+                parts = WorkerParts(self._clients.bus, groups, engine, versions, sampler, self._clients.heartbeat, metrics, prepared.lease)
                 await RolloutWorker(record, parts).serve()
+
+    def _sampler(self, record: RunRecord, prepared: _Prepared) -> TaskSampler:
+        data = prepared.data
+        if data.environment is None:
+            return SingleTurnSampler(record, prepared.engine, data.tables, self._clients.heartbeat.presence)
+        limits = EpisodeLimits.of(record.spec, data.environment.section, data.tokenizer.context_length)
+        parts = PlayerParts(prepared.engine, data.tokenizer, data.environment.client, limits)
+        return EpisodeSampler(record, parts, data.tables, data.environment.description)
 
     def _receiving(self, record: RunRecord) -> AbstractAsyncContextManager[None]:
         """Receives the run's weight broadcasts inside the block, if its spec asks for that transport."""
@@ -148,7 +175,7 @@ class RolloutService:
         checked = engine if lora is None else self._watched(await self._engines.open_base(folder, record.spec, stop_ids))
         try:
             await checked.load(await asyncio.to_thread(lambda: sorted(folder.glob("*.safetensors"))), 0)
-            (first,) = await prepared.data.training.ids([0])
+            (first,) = await prepared.data.tables.training.ids([0])
             await check_determinism(checked, first, record.run_id, await self._clients.bus.bucket(Buckets.PROBES))
         finally:
             if checked is not engine:

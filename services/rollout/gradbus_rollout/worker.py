@@ -9,11 +9,8 @@ The conductor dispatches again whatever is lost on the way.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 
-from gradbus import crash_points
 from gradbus.aio.tasks import cancel_and_wait
 from gradbus.bus import Bus, Delivery, TaskQueue
 from gradbus.control.runs import RunRecord
@@ -22,17 +19,14 @@ from gradbus.experience import GroupStore
 from gradbus.process import WorkerHeartbeat
 from gradbus.process.device_lease import DeviceLease
 from gradbus.process.device_turns import DeviceTurns
-from gradbus.telemetry import PROCESS, Metrics, get_logger, under
+from gradbus.telemetry import PROCESS, Metrics, get_logger
 from gradbus.telemetry.busy import BusyShare
-from gradbus.v1.group_pb2 import Group
 from gradbus.v1.task_pb2 import Task, TaskKind
-from gradbus_rollout.engines.base import Engine, GroupCompletion, PromptGroup
-from gradbus_rollout.run_faults import fatal_for_run
-from gradbus_rollout.tasks.generation_traces import first_trace, recorded
+from gradbus_rollout.engines.base import Engine
+from gradbus_rollout.tasks.generation_traces import recorded
 from gradbus_rollout.tasks.group_publisher import GroupPublisher
 from gradbus_rollout.tasks.inbox import TaskInbox
-from gradbus_rollout.tasks.prompts import PromptTable
-from gradbus_rollout.tasks.samples import group_header, group_message, prompt_group
+from gradbus_rollout.tasks.sampler import TaskSampler
 from gradbus_rollout.weights.version_loader import VersionLoader
 
 _log = get_logger(__name__)
@@ -53,8 +47,7 @@ class WorkerParts:
     groups: GroupStore
     engine: Engine
     versions: VersionLoader
-    training: PromptTable
-    evaluation: PromptTable | None
+    sampler: TaskSampler
     heartbeat: WorkerHeartbeat
     metrics: Metrics
     lease: DeviceLease | None = None
@@ -71,7 +64,7 @@ class RolloutWorker:
         self._presence = parts.heartbeat.presence
         self._queue = TaskQueue(parts.bus, record.run_id)
         rollout = record.spec.rollout
-        self._inbox = TaskInbox(max(1, _TASK_TOKENS // (rollout.group_size * rollout.max_new_tokens)))
+        self._inbox = TaskInbox(max(1, _TASK_TOKENS // (rollout.group_size * record.spec.max_drawn_tokens)))
         self._publisher = GroupPublisher(parts.bus, parts.groups, record.run_id, self._presence.worker)
         self._loaded_version = -1
         self._free = record.spec.schedule.mode == "free"
@@ -219,44 +212,12 @@ class RolloutWorker:
     async def _run(self, delivery: Delivery) -> None:
         """Samples a task's groups and publishes them."""
         task = delivery.task
-        table = self._table(task)
-        size = self._spec.rollout.group_size
-        with fatal_for_run(self._presence):
-            ids = await table.ids([group.row for group in task.groups])
-        prompts = [prompt_group(task, group, of_prompt, self._spec.seed, size) for group, of_prompt in zip(task.groups, ids, strict=True)]
         with self._busy, recorded(delivery, {"gradbus.run.id": self._run_id}) as times:
-            with under(first_trace(task)):
-                sampling = asyncio.ensure_future(self._parts.engine.generate(prompts))
-            await asyncio.sleep(0)
-            crash_points.reached("mid-decode")
-            completions = await sampling
-            times.mark_sampled(completions)
-            with fatal_for_run(self._presence):
-                groups = await self._messages(task, table, prompts, completions)
+            groups = await self._parts.sampler.sample(task, times)
             await self._publisher.publish(task, groups)
         if task.kind == TaskKind.TASK_KIND_TRAIN:
             self._parts.heartbeat.progressed(max(group.index for group in groups))
         self._inbox.finish(delivery)
-
-    async def _messages(
-        self, task: Task, table: PromptTable, prompts: Sequence[PromptGroup], completions: Sequence[GroupCompletion]
-    ) -> list[Group]:
-        """The sampled groups with their texts, which are decoded in one call."""
-        prompt_texts = await table.texts([group.row for group in task.groups])
-        texts = iter(await table.decode([sample.token_ids for completion in completions for sample in completion.completions]))
-        worker, engine = self._presence.worker, self._parts.engine.name
-        headers = [
-            group_header(self._run_id, task, group, text, worker, engine) for group, text in zip(task.groups, prompt_texts, strict=True)
-        ]
-        return [
-            group_message(header, prompt, completion, list(islice(texts, len(completion.completions))))
-            for header, prompt, completion in zip(headers, prompts, completions, strict=True)
-        ]
-
-    def _table(self, task: Task) -> PromptTable:
-        if task.kind == TaskKind.TASK_KIND_EVALUATION and self._parts.evaluation is not None:
-            return self._parts.evaluation
-        return self._parts.training
 
     def _finish_jobs(self) -> None:
         """Removes the jobs that are done; raises the error of one that failed."""

@@ -23,6 +23,7 @@ from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
 from gradbus_rollout.engines.torch.calls import GenerateCall
 from gradbus_rollout.tasks.prompts import PromptTable
 from gradbus_rollout.weights.version_loader import VersionLoader
+from gradbus_rollout.tasks.sampler import PromptTables, SingleTurnSampler
 from gradbus_rollout.worker import RolloutWorker, WorkerParts
 
 from .conftest import NEW_TOKENS, until
@@ -81,7 +82,8 @@ def working(bus, buffer, objects, stub, run_id, tmp_path, engine, table, trainer
         await queue.open()
         await trainer.publish(0)
         async with versions.followed(), bus.subscribed(subjects.groups(run_id), note):
-            worker = RolloutWorker(record, WorkerParts(bus, store, engine, versions, table, table, heartbeat, run_metrics(run_id)))
+            sampler = SingleTurnSampler(record, engine, PromptTables(table, table), heartbeat.presence)
+            worker = RolloutWorker(record, WorkerParts(bus, store, engine, versions, sampler, heartbeat, run_metrics(run_id)))
             async with background(worker.serve(), "worker"):
                 yield Working(worker, queue, hints, indexes)
         await queue.remove()  # with what the worker still asks of it

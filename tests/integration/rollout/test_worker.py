@@ -23,6 +23,7 @@ from gradbus.v1.task_pb2 import GroupsSampled, GroupTask, Task, TaskKind
 from gradbus_rollout import worker as worker_module
 from gradbus_rollout.tasks.prompts import PromptTable
 from gradbus_rollout.weights.version_loader import VersionLoader
+from gradbus_rollout.tasks.sampler import PromptTables, SingleTurnSampler
 from gradbus_rollout.worker import RolloutWorker, WorkerParts
 
 from .conftest import NEW_TOKENS, until
@@ -76,8 +77,10 @@ def working(bus, objects, stub, run_id, tmp_path, engine, store, table, new_reco
         versions = VersionLoader(bus, weights, stub, run_id, tmp_path)
         heartbeat = WorkerHeartbeat(bus, WorkerPresence(worker="worker-a", role="rollout", incarnation="1"))
         async with versions.followed():
-            parts = WorkerParts(bus, store, engine, versions, table, table, heartbeat, run_metrics(run_id), lease)
-            worker = RolloutWorker(await new_record(mode), parts)
+            record = await new_record(mode)
+            sampler = SingleTurnSampler(record, engine, PromptTables(table, table), heartbeat.presence)
+            parts = WorkerParts(bus, store, engine, versions, sampler, heartbeat, run_metrics(run_id), lease)
+            worker = RolloutWorker(record, parts)
             async with background(worker.serve(), "worker"):
                 worker.presence = heartbeat.presence
                 yield worker

@@ -10,6 +10,7 @@ from gradbus.spec import (
     CriticSpec,
     DeepSpeedSpec,
     EntropyControlSpec,
+    EnvironmentSpec,
     InnerSpec,
     KlControlSpec,
     LoraSpec,
@@ -33,7 +34,7 @@ def fields_of_the_spec() -> set[str]:
     within = {f"{section}.{name}" for section, model in SECTIONS.items() for name in model.model_fields}
     nested = {"trainer.deepspeed": DeepSpeedSpec, "trainer.lora": LoraSpec, "trainer.critic": CriticSpec, "trainer.inner": InnerSpec}
     nested |= {"algorithm.kl_control": KlControlSpec, "algorithm.entropy_control": EntropyControlSpec}
-    nested |= {"reward.model": RewardModelSpec, "teacher": TeacherSpec}
+    nested |= {"environment": EnvironmentSpec, "reward.model": RewardModelSpec, "teacher": TeacherSpec}
     return top | (within - nested.keys()) | {f"{path}.{name}" for path, model in nested.items() for name in model.model_fields}
 
 

@@ -12,6 +12,7 @@ from gradbus.spec import (
     CriticSpec,
     DeepSpeedSpec,
     EntropyControlSpec,
+    EnvironmentSpec,
     InnerSpec,
     KlControlSpec,
     LoraSpec,
@@ -35,7 +36,7 @@ SECTIONS = {
 MODELS = {f"[{name}]": model for name, model in SECTIONS.items()}
 MODELS |= {"[trainer.deepspeed]": DeepSpeedSpec, "[trainer.lora]": LoraSpec, "[trainer.critic]": CriticSpec, "[trainer.inner]": InnerSpec}
 MODELS |= {"[algorithm.kl_control]": KlControlSpec, "[algorithm.entropy_control]": EntropyControlSpec}
-MODELS |= {"[preference]": PreferenceSpec, "[reward.model]": RewardModelSpec, "[teacher]": TeacherSpec}
+MODELS |= {"[environment]": EnvironmentSpec, "[preference]": PreferenceSpec, "[reward.model]": RewardModelSpec, "[teacher]": TeacherSpec}
 OWN_TABLES = frozenset({"deepspeed", "lora", "critic", "inner", "kl_control", "entropy_control"})
 MODELS |= {f"grader: {grader.model_fields['type'].annotation.__args__[0]}": grader for grader in GRADERS}
 

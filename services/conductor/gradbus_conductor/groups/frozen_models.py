@@ -52,9 +52,14 @@ BASE: Final = FrozenModel()
 
 
 def needs_scores(spec: RunSpec, tasks: TaskSet) -> bool:
-    """Whether a scorer judges the samples: of held-out rows with given responses the version itself, if it is a reward model."""
+    """Whether a scorer judges the samples: of held-out rows with given responses the version itself, if it is a reward model.
+
+    No scorer does if an environment alone gives rewards.
+    """
     if tasks.version_files:
         return spec.kind == "reward_model"
+    if spec.environment is not None and not spec.has_scorer:
+        return False
     return algorithm_of(spec).is_scored if tasks.is_logged else not spec.trains_given
 
 

@@ -23,6 +23,7 @@ from gradbus.v1.reference_service_pb2 import ReferenceSequence, SequenceLogProbs
 from gradbus.v1.reward_pb2 import REWARD_STATUS_INVALID, REWARD_STATUS_OK, SampleReward, ScoreRequest
 from gradbus_conductor.clients import Clients
 from gradbus_conductor.groups.call_sizes import divided_by_group
+from gradbus_conductor.groups.episodes import environment_answer, with_environment
 from gradbus_conductor.groups.first_answers import FirstAnswers
 from gradbus_conductor.groups.frozen_models import FrozenModel, LogProbsField, models_of, needs_scores, sequences_of
 from gradbus_conductor.groups.pending_group import PendingGroup
@@ -103,6 +104,8 @@ class GroupJudge:
         scored = [pending for pending in batch if pending.entry is not None]
         new = [pending for pending in batch if pending.entry is None]
         if self._needs_scores:
+            if self._spec.environment is not None:
+                self._mask_failed(new)
             await self._score(new)
         if self._needs_logprobs:
             await self._add_logprobs([pending for pending in new if not pending.has_logprobs])
@@ -165,6 +168,8 @@ class GroupJudge:
 
     def _entry(self, pending: PendingGroup) -> LogEntry:
         group = pending.group
+        if self._spec.environment is not None:
+            self._add_outcomes(pending)
         advantages = self._algorithm.group_advantages(pending.samples, pending.answers)
         return LogEntry(
             index=group.index,
@@ -174,6 +179,19 @@ class GroupJudge:
             rewards=[pending.answers[sample_id] for sample_id in pending.ids if sample_id in pending.answers],
             version=group.version,
         )
+
+    def _mask_failed(self, batch: Iterable[PendingGroup]) -> None:
+        """A scorer is not asked about episodes that failed."""
+        for pending in batch:
+            for sample in pending.samples:
+                if (answer := environment_answer(sample)).status == REWARD_STATUS_INVALID:
+                    pending.answers[sample.sample_id] = answer
+
+    def _add_outcomes(self, pending: PendingGroup) -> None:
+        """The rewards of the environment, added to the scorer's if there is one."""
+        for sample in pending.samples:
+            scored = pending.answers.get(sample.sample_id)
+            pending.answers[sample.sample_id] = environment_answer(sample) if scored is None else with_environment(sample, scored)
 
     def _is_complete(self, entry: LogEntry) -> bool:
         return entry.verdict != VERDICT_TRAIN or all(getattr(entry, name) for name in self._models)

@@ -29,6 +29,8 @@ class PromptGroup:
     """One for each sample, 63 bits."""
     greedy: bool = False
     """Take the likeliest token, as evaluation does. Seeds then only count the samples."""
+    max_new_tokens: int | None = None
+    """Of each sample, at most the engine's; None: the engine's. Fewer leave room for a longer prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,9 +157,34 @@ class Engine(Protocol):
         ...
 
 
-def check_group(group: PromptGroup, max_prompt_tokens: int, vocab_size: int) -> None:
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    """What an engine takes."""
+
+    context_length: int
+    vocab_size: int
+    max_new_tokens: int
+    max_prompt_tokens: int | None = None
+    """Of a group that sets no `max_new_tokens`; None: as many as the context has room for."""
+
+    @property
+    def longest_prompt(self) -> int:
+        """Length of the longest prompt that leaves room for a response of `max_new_tokens`."""
+        room = self.context_length - self.max_new_tokens
+        return room if self.max_prompt_tokens is None else min(room, self.max_prompt_tokens)
+
+
+def check_group(group: PromptGroup, limits: GroupLimits) -> None:
     """Raises ModelError for a group that an engine of these limits cannot sample."""
-    length = len(group.prompt_ids)
+    if group.max_new_tokens is None:
+        max_prompt_tokens = limits.longest_prompt
+    elif 1 <= group.max_new_tokens <= limits.max_new_tokens:
+        max_prompt_tokens = limits.context_length - group.max_new_tokens
+    else:
+        raise ModelError(
+            f"group {group.key!r} asks for {group.max_new_tokens} tokens, allowed are 1 to {limits.max_new_tokens}; ask for fewer"
+        )
+    length, vocab_size = len(group.prompt_ids), limits.vocab_size
     if not 1 <= length <= max_prompt_tokens:
         raise ModelError(f"the prompt of group {group.key!r} has {length} tokens, allowed are 1 to {max_prompt_tokens}; shorten it")
     if not 0 <= min(group.prompt_ids) <= max(group.prompt_ids) < vocab_size:

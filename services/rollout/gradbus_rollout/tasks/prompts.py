@@ -36,10 +36,12 @@ class _Row:
     """Packed; of a dataset that gives them."""
     label: bool | None = None
     """Of a dataset with labels."""
+    item: str = ""
+    """The dataset row as a JSON object; only of a run with an environment."""
 
     @property
     def size(self) -> int:
-        return sum(map(token_count, (self.ids, *self.responses))) + len(self.text or "")
+        return sum(map(token_count, (self.ids, *self.responses))) + len(self.text or "") + len(self.item)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +114,10 @@ class PromptTable:
         """Whether each row's response is a desirable one; None in a dataset without labels."""
         return [row.label for row in await self._rows(rows)]
 
+    async def items(self, rows: Sequence[int]) -> list[str]:
+        """Each row as a JSON object, for the environment."""
+        return [row.item for row in await self._rows(rows)]
+
     async def texts(self, rows: Sequence[int]) -> list[str]:
         """The prompts as text, for the scorer; of chat messages, the text that the template made."""
         found = dict(zip(rows, await self._rows(rows), strict=True))
@@ -133,7 +139,7 @@ class PromptTable:
         for number, given in zip(missing, prompts, strict=True):
             text = given.prompt if isinstance(given.prompt, str) else None
             ids = pack_ids(next(encoded))
-            found[number] = _Row(ids, text, [pack_ids(ids) for ids in islice(encoded, len(given.responses))], given.label)
+            found[number] = _Row(ids, text, [pack_ids(ids) for ids in islice(encoded, len(given.responses))], given.label, given.item)
         for number, row in found.items():
             self._keep(number, row)
         return [found[number] for number in rows]
@@ -167,4 +173,5 @@ class _Prompts:
 
     def __getitem__(self, row: int) -> NumberedPrompt:
         found = json.loads(self._content[self._starts[row] : self._ends[row]])
-        return NumberedPrompt(self._lines[row], found["prompt"], found.get("responses", ()), found.get("label"))
+        item = json.dumps(found["item"], ensure_ascii=False) if "item" in found else ""
+        return NumberedPrompt(self._lines[row], found["prompt"], found.get("responses", ()), found.get("label"), item)

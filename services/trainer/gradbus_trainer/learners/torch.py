@@ -238,7 +238,7 @@ class TorchLearner:
 
     def _micro_batches(self, batch: Batch) -> Iterator[tuple[Sequence[TrainSample], PolicyTokens]]:
         spec, totals = self._spec, batch.totals
-        weights = iter(token_weights(batch.trainable_counts, spec.algorithm.aggregate, spec.rollout.max_new_tokens))
+        weights = iter(token_weights(batch.trainable_counts, spec.algorithm.aggregate, spec.max_drawn_tokens))
         for samples in micro_batches(batch, spec.trainer.micro_batch_tokens, self._model.shares_prompts, self._portions):
             tokens = policy_tokens(samples, list(islice(weights, len(samples))), totals, self._settings, self._model.device)
             if self._learner_computes_reference and self._settings.kl:

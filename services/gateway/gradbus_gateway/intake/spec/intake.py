@@ -149,7 +149,8 @@ class SpecIntake:
 def with_operator_scorer(body: object, service: str) -> object:
     """`body` with the operator's scorer in place of its own, so that the stored spec names it. The timeout is not changed.
 
-    A run that trains on given responses has no scorer, nor one that a teacher judges, unless it has held-out rows.
+    A run that trains on given responses has no scorer, nor one that a teacher judges, unless it has held-out rows, nor one whose rewards
+    come from its environment alone.
     """
     if not service or not isinstance(body, Mapping) or body.get("kind", "rl") != "rl" or not _reads_reward(body):
         return body
@@ -160,6 +161,8 @@ def with_operator_scorer(body: object, service: str) -> object:
 
 
 def _reads_reward(body: Mapping[str, Any]) -> bool:
+    if body.get("environment") is not None and body.get("reward") is None:
+        return False  # the environment gives the rewards
     algorithm, data = _valid(AlgorithmSpec, body.get("algorithm", {})), body.get("data")
     return algorithm is None or algorithm.reads_rewards or (isinstance(data, Mapping) and data.get("eval") is not None)
 

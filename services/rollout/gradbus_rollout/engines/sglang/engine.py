@@ -11,7 +11,7 @@ from typing import Final
 from gradbus.aio.threads import in_run_thread
 from gradbus.errors import EngineError, ModelError
 from gradbus.formats.hf_model import check_model_folder
-from gradbus_rollout.engines.base import ExpectedLogprobs, GroupCompletion, PromptGroup, check_group
+from gradbus_rollout.engines.base import ExpectedLogprobs, GroupCompletion, GroupLimits, PromptGroup, check_group
 from gradbus_rollout.engines.server.slots import Slots
 from gradbus_rollout.engines.sglang.config import SGLangConfig, SGLangSettings
 from gradbus_rollout.engines.sglang.loader import WeightLoader
@@ -49,10 +49,10 @@ class SGLangEngine:
         return self._recovery.current.version if self._recovery.current else None
 
     @property
-    def max_prompt_tokens(self) -> int:
-        """Length of the longest prompt that leaves room for the response."""
-        room = self._info.context_length - self._config.max_new_tokens
-        return room if self._config.max_prompt_tokens is None else min(room, self._config.max_prompt_tokens)
+    def limits(self) -> GroupLimits:
+        """What it takes."""
+        info, config = self._info, self._config
+        return GroupLimits(info.context_length, info.vocab_size, config.max_new_tokens, config.max_prompt_tokens)
 
     async def progress(self) -> int:
         """See `Engine.progress`: replies to samples, and each time that the server generates a token when asked for its health.
@@ -80,7 +80,7 @@ class SGLangEngine:
         if self._recovery.current is None:
             raise ModelError("the engine has no weights yet; load a version first")
         for group in groups:
-            check_group(group, self.max_prompt_tokens, self._info.vocab_size)
+            check_group(group, self.limits)
         return await self._sampler.generate(groups)
 
     async def release(self) -> None:

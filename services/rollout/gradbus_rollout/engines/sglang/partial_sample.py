@@ -41,7 +41,7 @@ class PartialSample:
 
     def _sampling_params(self) -> dict[str, Any]:
         params: dict[str, Any] = {
-            "max_new_tokens": self._config.max_new_tokens - len(self._ids),
+            "max_new_tokens": (self._group.max_new_tokens or self._config.max_new_tokens) - len(self._ids),
             "temperature": self._config.temperature,
             "stop_token_ids": sorted(self._config.stop_token_ids),
             "sampling_seed": self._seed,  # read by a server in its deterministic mode only

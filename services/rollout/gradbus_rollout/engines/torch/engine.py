@@ -22,7 +22,7 @@ from gradbus.formats.model_weights import check_weights
 from gradbus.spec import LoraSpec
 from gradbus_kernels.models.device_memory import OffDevice
 from gradbus_kernels.models.loading import is_out_of_memory, loading, memory_advice
-from gradbus_rollout.engines.base import ExpectedLogprobs, GroupCompletion, PromptGroup, check_group
+from gradbus_rollout.engines.base import ExpectedLogprobs, GroupCompletion, GroupLimits, PromptGroup, check_group
 from gradbus_rollout.engines.torch.arithmetic import arithmetic_for
 from gradbus_rollout.engines.torch.calls import GenerateCall
 from gradbus_rollout.engines.torch.config import TorchEngineConfig
@@ -102,10 +102,10 @@ class TorchEngine:
         return self._version
 
     @property
-    def max_prompt_tokens(self) -> int:
-        """Length of the longest prompt that leaves room for the response."""
-        room = self._model.config.context_length - self._config.max_new_tokens
-        return room if self._config.max_prompt_tokens is None else min(room, self._config.max_prompt_tokens)
+    def limits(self) -> GroupLimits:
+        """What it takes."""
+        model, config = self._model.config, self._config
+        return GroupLimits(model.context_length, model.vocab_size, config.max_new_tokens, config.max_prompt_tokens)
 
     async def progress(self) -> int:
         """See `Engine.progress`: decode steps and commands begun, and chunks of prompts computed."""
@@ -122,8 +122,9 @@ class TorchEngine:
         """See `Engine.generate`."""
         if self._version is None:
             raise ModelError("the engine has no weights yet; load a version first")
+        limits = self.limits
         for group in groups:
-            check_group(group, self.max_prompt_tokens, self._model.config.vocab_size)
+            check_group(group, limits)
         if not groups:
             return []
         call = GenerateCall(groups)

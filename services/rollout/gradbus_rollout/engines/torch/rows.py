@@ -47,7 +47,8 @@ class Rows:
         self._token, self._position = self.tokens.numpy()[:, 0], self.positions.numpy()[:, 0]
         self._first = np.arange(slots) * longest  # index of each row's first draw in the flat arrays
         self._next = self._first.copy()  # index of each row's next draw
-        self._last = self._first + longest - 1
+        self._last = self._first + longest - 1  # index of the last draw that each row has room for
+        self._longest = longest
         self._uniforms = np.zeros(slots * longest)
         self._token_ids = np.zeros(slots * longest, dtype=ID_DTYPE)
         self._logprobs = np.zeros(slots * longest, dtype=LOGPROB_DTYPE)
@@ -64,6 +65,7 @@ class Rows:
         self._logprobs[self._first[rows]] = first.logprobs[source]
         self._position[rows] = [len(group.prompt_ids) for group in groups]
         self._next[rows] = self._first[rows] + 1
+        self._last[rows] = self._first[rows] + [(group.max_new_tokens or self._longest) - 1 for group in groups]
         self._active[rows] = self._drawing[rows] = True
         self._greedy[rows] = [group.greedy for group in groups]
         self._update_greedy()

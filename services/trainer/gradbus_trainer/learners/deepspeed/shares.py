@@ -28,7 +28,7 @@ def pieces_of(batch: Batch, spec: RunSpec, rank: int, ranks: int) -> list[Piece]
     Neighbours stay together, because they share prompts. Every backward pass is a collective, so a rank that has fewer
     pieces adds idle ones, of weight 0.
     """
-    weights = token_weights(batch.trainable_counts, spec.algorithm.aggregate, spec.rollout.max_new_tokens)
+    weights = token_weights(batch.trainable_counts, spec.algorithm.aggregate, spec.max_drawn_tokens)
     owners = _owners([len(sample.prompt_ids) + len(sample.token_ids) for sample in batch.samples], ranks)
     shares = []
     for owner in range(ranks):

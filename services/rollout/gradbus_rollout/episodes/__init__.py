@@ -1,0 +1,1 @@
+"""Samples of many turns: the policy acts in an environment."""

@@ -1,0 +1,148 @@
+"""The environment of a run, as a rollout worker calls it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+from grpc import StatusCode
+from grpc.aio import AioRpcError
+
+from gradbus.control.runs import RunRecord, WorkerPresence
+from gradbus.errors import EnvironmentFaultError
+from gradbus.rpc import describe_rpc_error
+from gradbus.spec import EnvironmentSpec
+from gradbus.telemetry import get_logger
+from gradbus.tokenizer.turns import TurnSettings
+from gradbus.v1.environment_service_pb2 import (
+    ENVIRONMENT_STATUS_ERROR,
+    ENVIRONMENT_STATUS_OK,
+    ENVIRONMENT_STATUS_UNKNOWN_SESSION,
+    CloseRequest,
+    DescribeRequest,
+    DescribeResponse,
+    OpenRequest,
+    OpenResponse,
+    StepRequest,
+    StepResponse,
+)
+
+if TYPE_CHECKING:
+    from gradbus.v1.environment_service_pb2_grpc import EnvironmentServiceAsyncStub
+
+_log = get_logger(__name__)
+_RETRY_SECONDS = 0.5
+_START_SECONDS = 60.0
+"""Beyond the deadline of an answer: the service may have to start a process, or repeat the calls of a session that it lost."""
+_CLOSE_SECONDS = 5.0
+_AWAY = frozenset({StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED})
+_Answer = TypeVar("_Answer", OpenResponse, StepResponse)
+
+
+class SessionLostError(EnvironmentFaultError):
+    """The service was started again and does not know the session."""
+
+
+class InvalidItemError(EnvironmentFaultError):
+    """The environment cannot judge the item or the state: to play again would not help."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentClient:
+    """Calls the environment service for one run. A service or environment that is away is waited for, and shown as the worker's trouble."""
+
+    stub: EnvironmentServiceAsyncStub
+    address: str
+    record: RunRecord
+    presence: WorkerPresence
+
+    async def describe(self) -> DescribeResponse:
+        """Tools and digest. Raises EnvironmentFaultError for an environment that cannot be used."""
+        request = DescribeRequest(run_id=self.record.run_id, environment_json=self._section)
+        while True:
+            try:
+                return await self.stub.Describe(request, timeout=self._seconds, wait_for_ready=True)
+            except AioRpcError as error:
+                if error.code() is StatusCode.FAILED_PRECONDITION:
+                    raise EnvironmentFaultError(error.details() or "the environment cannot be used; see its log") from error
+                await self._wait(self._described(error))
+
+    async def open(self, request: OpenRequest) -> OpenResponse:
+        """Begins an episode. Raises EnvironmentFaultError, and its two kinds."""
+        request.run_id, request.environment_json = self.record.run_id, self._section
+        return await self._answer(lambda: self.stub.Open(request, timeout=self._seconds, wait_for_ready=True))
+
+    async def step(self, request: StepRequest) -> StepResponse:
+        """The answer to a turn. Raises EnvironmentFaultError, and its two kinds."""
+        request.run_id = self.record.run_id
+        return await self._answer(lambda: self.stub.Step(request, timeout=self._seconds, wait_for_ready=True))
+
+    async def close(self, session: str) -> None:
+        """Ends a session. If the call fails, the service ends it some time after its last call."""
+        with contextlib.suppress(AioRpcError):
+            await self.stub.Close(CloseRequest(run_id=self.record.run_id, session=session), timeout=_CLOSE_SECONDS)
+
+    async def _answer(self, call: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        while True:
+            try:
+                answer = await call()
+            except AioRpcError as error:
+                if error.code() not in _AWAY:
+                    raise EnvironmentFaultError(self._described(error)) from error
+                await self._wait(self._described(error))
+                continue
+            if answer.status == ENVIRONMENT_STATUS_OK:
+                return answer
+            if answer.status == ENVIRONMENT_STATUS_UNKNOWN_SESSION:
+                raise SessionLostError("the environment service was started again; the episode is opened again")
+            if answer.status != ENVIRONMENT_STATUS_ERROR:
+                raise InvalidItemError(answer.reason or "the environment cannot judge this item")
+            if not answer.is_away:
+                raise EnvironmentFaultError(answer.reason or "the environment failed and gave no reason; see its log")
+            await self._wait(answer.reason)
+
+    async def _wait(self, reason: str) -> None:
+        """Waits a moment, and shows why."""
+        if self.presence.trouble != reason:
+            _log.warning("environment_away", run_id=self.record.run_id, error=reason)
+        self.presence.trouble = reason
+        try:
+            await asyncio.sleep(_RETRY_SECONDS)
+        finally:
+            if self.presence.trouble == reason:
+                self.presence.trouble = ""
+
+    def _described(self, error: AioRpcError) -> str:
+        return describe_rpc_error("the environment service", self.address, error)
+
+    @property
+    def _section(self) -> str:
+        section = self.record.spec.environment
+        return "" if section is None else section.model_dump_json()
+
+    @property
+    def _seconds(self) -> float:
+        section = self.record.spec.environment
+        return _START_SECONDS + (0.0 if section is None else section.step_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnvironment:
+    """The environment of a run, as it describes itself."""
+
+    section: EnvironmentSpec
+    client: EnvironmentClient
+    description: DescribeResponse
+
+    @property
+    def turn_settings(self) -> TurnSettings:
+        """What the tokenizer has to know: the tools go into the prompt."""
+        tools = [
+            {"name": tool.name, "description": tool.description, "parameters": json.loads(tool.parameters_json)}
+            for tool in self.description.tools
+        ]
+        return TurnSettings(json.dumps(tools, ensure_ascii=False), self.section.tool_parser, self.section.tool_result_tokens)

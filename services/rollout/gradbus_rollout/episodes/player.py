@@ -1,0 +1,43 @@
+"""Plays the episodes of a run.
+
+A failure that the policy did not cause begins the episode anew; its draws are the same then, for each turn has its own seed. After
+the last attempt the sample is masked with the reason: it never has a reward of 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from gradbus.errors import EnvironmentFaultError
+from gradbus.telemetry import get_logger
+from gradbus_rollout.episodes.attempt import Attempt, PlayerParts
+from gradbus_rollout.episodes.environment import InvalidItemError
+from gradbus_rollout.episodes.episode import EpisodeStart, PlayedEpisode
+
+_log = get_logger(__name__)
+_ATTEMPTS: Final = 3
+
+
+class EpisodePlayer:
+    """Plays the episodes of one run, so many at a time."""
+
+    def __init__(self, parts: PlayerParts, at_a_time: int) -> None:
+        self._parts = parts
+        self._places = asyncio.Semaphore(at_a_time)
+
+    async def play(self, start: EpisodeStart) -> PlayedEpisode:
+        """The episode, whatever happens to it. Raises ModelError as the engine and the tokenizer do."""
+        async with self._places:
+            for attempt in range(_ATTEMPTS):
+                episode = Attempt(self._parts, start, attempt)
+                try:
+                    return await episode.play()
+                except InvalidItemError as error:
+                    return episode.failed(str(error))
+                except EnvironmentFaultError as error:
+                    _log.warning("episode_failed", episode=start.episode_id, attempt=attempt, error=str(error))
+                    reason = str(error)
+                finally:
+                    await episode.close()
+            return episode.failed(f"the environment failed in {_ATTEMPTS} attempts: {reason}")

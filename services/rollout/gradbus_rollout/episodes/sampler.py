@@ -1,0 +1,116 @@
+"""The groups of a task as episodes: see `TaskSampler`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from gradbus import crash_points
+from gradbus.aio.tasks import gather_or_cancel
+from gradbus.control.runs import RunRecord
+from gradbus.errors import EnvironmentFaultError
+from gradbus.formats.tokens import pack_ids
+from gradbus.ids import environment_seed, sample_id
+from gradbus.telemetry import under
+from gradbus.v1.environment_service_pb2 import DescribeResponse
+from gradbus.v1.episode_pb2 import Episode
+from gradbus.v1.group_pb2 import Group
+from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP
+from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
+from gradbus_rollout.engines.base import Completion, GroupCompletion, PromptGroup
+from gradbus_rollout.episodes.attempt import PlayerParts
+from gradbus_rollout.episodes.episode import EpisodeStart, PlayedEpisode
+from gradbus_rollout.episodes.player import EpisodePlayer
+from gradbus_rollout.run_faults import fatal_for_run
+from gradbus_rollout.tasks.generation_traces import TaskTimes, first_trace
+from gradbus_rollout.tasks.sampler import GroupHeaders, PromptTables
+from gradbus_rollout.tasks.samples import prompt_group
+
+_EPISODES_PER_SLOT: Final = 4
+"""Episodes at a time for each slot of the engine: most of the others wait for their environment."""
+
+
+class EpisodeSampler:
+    """A sample is an episode in the run's environment."""
+
+    def __init__(self, record: RunRecord, parts: PlayerParts, tables: PromptTables, description: DescribeResponse) -> None:
+        self._record = record
+        self._tables = tables
+        self._presence = parts.environment.presence
+        self._description = description
+        self._player = EpisodePlayer(parts, _EPISODES_PER_SLOT * record.spec.rollout.slots)
+        self._headers = GroupHeaders(record.run_id, self._presence, parts.engine)
+
+    async def sample(self, task: Task, times: TaskTimes) -> list[Group]:
+        """See `TaskSampler.sample`."""
+        table, rows = self._tables.of(task), [group.row for group in task.groups]
+        with fatal_for_run(self._presence):
+            ids, items = await table.ids(rows), await table.items(rows)
+            headers = await self._headers.of(task, table)
+        size, seed = self._record.spec.rollout.group_size, self._record.spec.seed
+        prompts = [prompt_group(task, group, of_row, seed, size) for group, of_row in zip(task.groups, ids, strict=True)]
+        with under(first_trace(task)), fatal_for_run(self._presence):
+            starts = [self._starts(task, *of_group) for of_group in zip(task.groups, prompts, items, strict=True)]
+            playing = asyncio.ensure_future(gather_or_cancel([self._play(of_group) for of_group in starts]))
+            await asyncio.sleep(0)
+            crash_points.reached("mid-decode")
+            played = await playing
+        times.mark_sampled([_completions(prompt.key, episodes) for prompt, episodes in zip(prompts, played, strict=True)])
+        groups = zip(headers, prompts, played, strict=True)
+        return [self._filled(header, prompt, episodes) for header, prompt, episodes in groups]
+
+    def _starts(self, task: Task, group: GroupTask, prompt: PromptGroup, item: str) -> list[EpisodeStart]:
+        purpose = "evaluation" if task.kind == TaskKind.TASK_KIND_EVALUATION else "train"
+        world = environment_seed(self._record.spec.seed, purpose, group.index)
+        return [
+            EpisodeStart(
+                f"{purpose}.{task.version}.{group.index}.{n}", prompt.prompt_ids, item, world, seed, prompt.greedy, group.traceparent
+            )
+            for n, seed in enumerate(prompt.seeds)
+        ]
+
+    async def _play(self, starts: Sequence[EpisodeStart]) -> list[PlayedEpisode]:
+        return await gather_or_cancel([self._player.play(start) for start in starts])
+
+    def _filled(self, header: Group, prompt: PromptGroup, episodes: Sequence[PlayedEpisode]) -> Group:
+        """The group with its samples. Raises EnvironmentFaultError if their conversations begin differently."""
+        begun = [episode for episode in episodes if episode.transcript.turns] or episodes
+        prompt_ids = begun[0].prompt_ids
+        if any(episode.prompt_ids != prompt_ids for episode in begun):
+            raise EnvironmentFaultError(
+                f"the environment begins the episodes of group {header.index} with different messages, and their rewards could not be "
+                "compared; derive the first messages from `item` and `seed`, which are the same for a group"
+            )
+        header.prompt_ids = pack_ids(prompt_ids)
+        for n, (seed, played) in enumerate(zip(prompt.seeds, episodes, strict=True)):
+            transcript = played.transcript
+            header.samples.add(
+                sample_id=sample_id(header.index, n),
+                n=n,
+                seed=seed,
+                token_ids=pack_ids(transcript.token_ids),
+                logprobs=bytes(transcript.logprobs),
+                spans=transcript.spans,
+                finish_reason=FINISH_REASON_LENGTH if played.is_cut_off else FINISH_REASON_STOP,
+                text="\n".join(turn.text for turn in transcript.turns),
+                episode=Episode(
+                    turns=transcript.turns,
+                    end_reason=played.end,
+                    outcome=played.outcome,
+                    environment_digest=self._description.digest,
+                    attempt=played.attempt,
+                ),
+            )
+        return header
+
+
+def _completions(key: str, episodes: Sequence[PlayedEpisode]) -> GroupCompletion:
+    """The episodes as the engine's samples, for their traces: from the first token drawn to the last."""
+    return GroupCompletion(key, tuple(_completion(episode) for episode in episodes))
+
+
+def _completion(episode: PlayedEpisode) -> Completion:
+    transcript = episode.transcript
+    times = (transcript.began, transcript.ended) if transcript.began else None
+    return Completion(tuple(transcript.token_ids), b"", (), "length" if episode.is_cut_off else "stop", times)
