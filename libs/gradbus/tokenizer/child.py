@@ -1,14 +1,21 @@
 """A tokenizer's process: loads one model folder's tokenizer and serves its parent's requests until the stream ends.
 
     request                                   reply
-    {"load": folder, "limits": {...}}         {"stop_token_ids": [...], "context_length": tokens}
+    {"load": folder, "limits": {...},         {"stop_token_ids": [...], "context_length": tokens}
+     "turns": {...} or null}
     {"encode": [[line, prompt, responses]],   {"lengths": [...]} and the ids of each prompt, followed by those of its responses;
      "check": b}                              with `check`, none
     {"decode": true, "lengths": [...]}, ids   {"texts": [...]}
+    {"converse": [[message]]}                 {"lengths": [...]} and the ids of each conversation
+    {"parse": ["stop" | "length"],            {"turns": [[text, [[name, arguments, status]]]]}
+     "lengths": [...]}, ids
+    {"extend": [[message]], "lengths":        {"spans": [[[start, end, author]]], "lengths": [...]} and the ids after each turn
+     [...]}, the last id of each turn
     {"compare": folder}                       {"difference": text}, empty if each token has the same id in both
 
-A request that fails gets {"error": text, "kind": "dataset" | "model" | "file", "file": name}. Before the reply to a load, or to
-the encoding of one row, come reports {"working_on": file}: if this process is lost, its parent knows which file is to blame.
+A message is [role, content, call id, name]. A request that fails gets {"error": text, "kind": "dataset" | "model" | "file",
+"file": name}. Before the reply to a load, or to the encoding of one row, come reports {"working_on": file}: if this process is lost,
+its parent knows which file is to blame.
 """
 
 from __future__ import annotations
@@ -25,6 +32,7 @@ from gradbus.tokenizer.encoder import TOKENIZER, PromptEncoder, PromptLimits
 from gradbus.tokenizer.errors import ModelFileError, described, encodable
 from gradbus.tokenizer.frames import Frame, read_frame
 from gradbus.tokenizer.limits import limit_cpu, limit_process
+from gradbus.tokenizer.turns import ChatMessage, TurnSettings
 
 
 def serve(connection: socket.socket) -> None:
@@ -58,7 +66,8 @@ class _Child:
         header = request.header
         if "load" in header:
             self._folder, self._reports = header["load"], True
-            self._encoder = PromptEncoder(Path(self._folder), PromptLimits(**header["limits"]), self._report)
+            turns = header["turns"] and TurnSettings(**header["turns"])
+            self._encoder = PromptEncoder(Path(self._folder), PromptLimits(**header["limits"]), self._report, turns)
             return Frame({"stop_token_ids": sorted(self._encoder.stop_token_ids), "context_length": self._encoder.context_length})
         if self._encoder is None:
             raise ModelError("no tokenizer is loaded; send a load first")
@@ -70,7 +79,24 @@ class _Child:
         self._reports = False
         if "compare" in header:
             return Frame({"difference": encodable(self._encoder.difference(Path(header["compare"])))})
-        return Frame({"texts": self._encoder.decode(list(request.sequences()))})
+        if "decode" in header:
+            return Frame({"texts": self._encoder.decode(list(request.sequences()))})
+        return self._turned(self._encoder, request)
+
+    def _turned(self, encoder: PromptEncoder, request: Frame) -> Frame:
+        """The answer to a request about turns."""
+        header, grammar = request.header, encoder.grammar
+        if grammar is None:
+            raise ModelError("the tokenizer was loaded without turns; open it with TurnSettings")
+        if "converse" in header:
+            return Frame.of_sequences({}, [encoder.encode_conversation(_messages(given)) for given in header["converse"]])
+        if "parse" in header:
+            ended = zip(request.sequences(), header["parse"], strict=True)
+            turns = [grammar.parse(drawn, stopped=finish == "stop") for drawn, finish in ended]
+            return Frame({"turns": [[turn.text, [[call.name, call.arguments_json, call.status] for call in turn.calls]] for turn in turns]})
+        asked = zip(request.sequences(), header["extend"], strict=True)
+        found = [grammar.extension(drawn[-1] if drawn else None, _messages(given)) for drawn, given in asked]
+        return Frame.of_sequences({"spans": [one.spans for one in found]}, [one.token_ids for one in found])
 
     def _report(self, file: str) -> None:
         if self._reports:
@@ -88,6 +114,10 @@ class _Child:
     def _send(self, frame: bytes) -> None:
         self._stream.write(frame)
         self._stream.flush()
+
+
+def _messages(given: Sequence[Sequence[str]]) -> list[ChatMessage]:
+    return [ChatMessage(*parts) for parts in given]
 
 
 def _encoded(encoder: PromptEncoder, line: int, prompt: object, responses: Sequence[object]) -> Iterator[tuple[int, ...]]:

@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Final
 
-from gradbus.errors import DatasetError
+from gradbus.errors import DatasetError, ModelError
 
 _HIDDEN: Final = 0xF0000
 _FRAMES: Final = 0xF8000
 _PRIVATE: Final = re.compile(f"[{chr(_HIDDEN)}-{chr(_FRAMES + 0x7FFF)}]")
 """Characters of a private use area of Unicode, which stand for control tokens: first those in messages, then those of the template."""
+_UNFRAMED: Final = re.compile(f"[{chr(_HIDDEN)}-{chr(_FRAMES + 0x7FFF)}\ud800-\udfff]")
 _MOST: Final = 0x8000
 _BRACKETED: Final = re.compile("<[|\uff5c].+[|\uff5c]>")
 _NOTHING: Final = "(?!)"
@@ -35,11 +36,11 @@ _AUTHORS: Final = frozenset({"assistant"})
 class ControlTokens:
     """The control tokens of a tokenizer: the special ones, and the added ones that its chat template writes, such as `<tool_call>`."""
 
-    def __init__(self, tokenizer: Any) -> None:
-        """`tokenizer` is transformers', with its chat template."""
+    def __init__(self, tokenizer: Any, markers: str = "") -> None:
+        """`tokenizer` is transformers', with its chat template; `markers` is a text with more added tokens to count as control tokens."""
         self._tokenizer = tokenizer
-        template = tokenizer.chat_template
-        written = template if isinstance(template, str) else json.dumps(template, ensure_ascii=False)
+        template = tokenizer.chat_template or ""
+        written = markers + (template if isinstance(template, str) else json.dumps(template, ensure_ascii=False))
         added = tokenizer.added_tokens_decoder
         control = {
             token.content: (number, token) for number, token in added.items() if token.special or _ends_turns(token.content, written)
@@ -54,21 +55,28 @@ class ControlTokens:
         """Whether a message of anyone but the assistant, or a role, holds the text of a control token."""
         return any(self._pattern.search(message["role"]) or any(map(self._spells, _said(message))) for message in messages)
 
-    def hide(self, messages: Sequence[Mapping[str, Any]], line: int) -> list[dict[str, Any]]:
+    def hide(self, messages: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:
         """The messages with a character in place of each control token that someone else than the assistant spells.
 
         Raises DatasetError if they hold such characters already, or a control token that cannot be hidden.
         """
         if any(_PRIVATE.search(json.dumps(message, ensure_ascii=False)) for message in messages):
-            raise DatasetError(f"line {line} has characters of a private use area beside the text of a control token; remove either")
+            raise DatasetError(f"{where} has characters of a private use area beside the text of a control token; remove either")
         for message in messages:
             if self._pattern.search(message["role"]):
-                raise DatasetError(f"line {line} has a role with the text of a control token; correct the role")
+                raise DatasetError(f"{where} has a role with the text of a control token; correct the role")
         hidden = [dict(message) if message["role"] in _AUTHORS else _mapped(message, self._hidden) for message in messages]
         if any(self._spells(text) for message in hidden for text in _said(message)):
             raise DatasetError(
-                f"a message of line {line} has the text of a control token in characters that the tokenizer rewrites; correct the line"
+                f"a message of {where} has the text of a control token in characters that the tokenizer rewrites; correct the line"
             )
+        return hidden
+
+    def hide_tools(self, tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The tools with a character in place of each control token that they spell. Raises ModelError if they hold such characters."""
+        if _PRIVATE.search(json.dumps(tools, ensure_ascii=False)):
+            raise ModelError("the tools have characters of the private use area of plane 15; describe them without these")
+        hidden: list[dict[str, Any]] = _mapped(tools, self._hidden)
         return hidden
 
     def reveal(self, text: str) -> str:
@@ -80,13 +88,35 @@ class ControlTokens:
         framed = self._pattern.sub(lambda found: self._renamed(found.group(), _FRAMES), text)
         return self.reveal(framed)
 
-    def encode(self, text: str, line: int) -> tuple[int, ...]:
+    def encode(self, text: str, where: str) -> tuple[int, ...]:
         """Token ids `[T]` of a framed text. Raises DatasetError if there is no second tokenizer."""
-        if self._framed is None:
+        if not self.can_frame:
             raise DatasetError(
-                f"a message of line {line} has the text of a control token, which this tokenizer cannot take as text; correct the line"
+                f"a message of {where} has the text of a control token, which this tokenizer cannot take as text; correct the line"
             )
-        return tuple(self._framed.encode(text, add_special_tokens=False).ids)
+        return tuple(self.encoding(text).ids)
+
+    @property
+    def can_frame(self) -> bool:
+        """Whether there is a second tokenizer."""
+        return self._framed is not None
+
+    def encoding(self, text: str, *, special: bool = False) -> Any:
+        """The second tokenizer's `Encoding` of a framed text, with ids and offsets; `special`: with those that begin or end a text."""
+        return self._framed.encode(text, add_special_tokens=special)
+
+    def as_text(self, content: str) -> str:
+        """The content as a framed text may hold it: what would stand for a control token, or is half a character, is U+FFFD."""
+        return _UNFRAMED.sub("\ufffd", content)
+
+    def first_in(self, text: str) -> str | None:
+        """The first control token that the text spells."""
+        found = self._pattern.search(text)
+        return found.group() if found else None
+
+    def id_of(self, name: str) -> int | None:
+        """The id of a control token; None if there is none of that name."""
+        return self._ids.get(name)
 
     @cached_property
     def _framed(self) -> Any:

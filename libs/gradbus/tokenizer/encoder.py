@@ -5,7 +5,7 @@ Text is tokenised here once; every other service works on the ids (R11).
 
 from __future__ import annotations
 
-import random
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,12 +13,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
-from gradbus.errors import DatasetError, ModelError, first_line
+from gradbus.errors import DatasetError, ModelError
 from gradbus.formats.hf_model import read_object
 from gradbus.formats.reward_model import folder_info
+from gradbus.tokenizer.chat_template import ChatTemplate
 from gradbus.tokenizer.control_tokens import ControlTokens
-from gradbus.tokenizer.errors import SHOWN, ModelFileError, described
-from gradbus.tokenizer.limits import MEMORY_BYTES
+from gradbus.tokenizer.errors import SHOWN, ModelFileError, cause_of
+from gradbus.tokenizer.grammar.turn_grammar import MARKERS, TurnGrammar, as_template_takes
+from gradbus.tokenizer.turns import ChatMessage, TurnSettings
 
 TOKENIZER: Final = "tokenizer.json"
 CHAT_TEMPLATE: Final = "chat_template.jinja"
@@ -57,8 +59,11 @@ def _no_report(_file: str) -> None:
 class PromptEncoder:
     """The tokenizer of a model folder, and a run's limits on prompts."""
 
-    def __init__(self, folder: Path, limits: PromptLimits, report: Callable[[str], None] = _no_report) -> None:
-        """Raises ModelError when the folder has no tokenizer that works, or its context is shorter than the response.
+    def __init__(
+        self, folder: Path, limits: PromptLimits, report: Callable[[str], None] = _no_report, turns: TurnSettings | None = None
+    ) -> None:
+        """Raises ModelError when the folder has no tokenizer that works, its context is shorter than the response, or it cannot go on
+        after a turn, if there are `turns`.
 
         `report` is told the name of each file before work with it begins.
         """
@@ -76,12 +81,24 @@ class PromptEncoder:
         self._template_file = CHAT_TEMPLATE if (folder / CHAT_TEMPLATE).is_file() else _TOKENIZER_CONFIG
         report(TOKENIZER)
         self._tokenizer = _loaded(folder)
-        self._control = ControlTokens(self._tokenizer)
+        self._control = ControlTokens(self._tokenizer, MARKERS if turns else "")
         fast = self._tokenizer.is_fast and not self._tokenizer.clean_up_tokenization_spaces
         self._backend = self._tokenizer.backend_tokenizer if fast else None
         if limits.submitted_unix_ns is not None:
             _stop_clock(datetime.fromtimestamp(limits.submitted_unix_ns / 1e9, UTC))
         self.stop_token_ids = frozenset(limits.stop_token_ids) | _stop_ids(folder) | _as_ids(self._tokenizer.eos_token_id, TOKENIZER)
+        self._template = ChatTemplate(self._tokenizer, self._control, self._begin_template, json.loads(turns.tools_json) if turns else ())
+        self.grammar = TurnGrammar(self._tokenizer, self._control, self._template, self.stop_token_ids, turns) if turns else None
+        """How turns follow each other, of a run with an environment."""
+
+    def encode_conversation(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
+        """Token ids `[P]` of messages with which an environment begins. Raises as `encode`, and ModelError without turns."""
+        where = "an environment's conversation"
+        if self.grammar is None:
+            raise ModelError("the tokenizer was loaded without turns; open it with TurnSettings")
+        if self.grammar.is_plain:
+            return self._checked(self.grammar.encode_text([message.content for message in messages]), where)
+        return self._prompt([as_template_takes(message) for message in messages], where)
 
     def encode(self, prompt: object, line: int) -> tuple[int, ...]:
         """Token ids `[P]` of a prompt: plain text by the tokenizer, messages by the chat template.
@@ -89,19 +106,25 @@ class PromptEncoder:
         Plain text may spell control tokens, as the template does; what a message says is text alone (see `ControlTokens`).
         Raises DatasetError (naming `line`) for a prompt of another kind, empty or too long, ModelError for files that fail on it.
         """
+        return self._prompt(prompt, f"line {line}")
+
+    def _prompt(self, prompt: object, where: str) -> tuple[int, ...]:
         if isinstance(prompt, str):
-            _check_text(prompt, line)
-            ids = self._ids(prompt, line, special=True)
+            _check_text(prompt, where)
+            ids = self._ids(prompt, where, special=True)
         else:
-            messages = _messages(prompt, line)
-            framed = self._control.are_spelled(messages)
+            messages = _messages(prompt, where)
+            framed = self._template.are_spelled(messages)
             # The template has written the special tokens.
-            ids = self._ids(self._rendered(messages, line, framed=framed), line, framed=framed)
+            ids = self._ids(self._template.rendered(messages, where, framed=framed), where, framed=framed)
+        return self._checked(ids, where)
+
+    def _checked(self, ids: tuple[int, ...], where: str) -> tuple[int, ...]:
         if not ids:
-            raise DatasetError(f"line {line} has an empty prompt; remove the line")
+            raise DatasetError(f"{where} has an empty prompt; remove it")
         if len(ids) > self.max_prompt_tokens:
             raise DatasetError(
-                f"the prompt of line {line} has {len(ids)} tokens, at most {self.max_prompt_tokens} fit; shorten it or lower max_new_tokens"
+                f"the prompt of {where} has {len(ids)} tokens, at most {self.max_prompt_tokens} fit; shorten it or lower max_new_tokens"
             )
         self._check_known(ids)
         return ids
@@ -112,42 +135,43 @@ class PromptEncoder:
         They are what the policy would have to sample: text after text, by the chat template after messages, up to the stop token. Raises
         as `encode`, and DatasetError for a response that does not fit the context after its prompt.
         """
-        encoded = [self._response(prompt, response, line) for response in responses]
+        where = f"line {line}"
+        encoded = [self._response(prompt, response, where) for response in responses]
         if len(set(encoded)) < len(encoded):
-            raise DatasetError(f"the responses of line {line} have the same tokens, which teaches nothing; leave the row out")
+            raise DatasetError(f"the responses of {where} have the same tokens, which teaches nothing; leave the row out")
         for ids in encoded:
             if not any(token >= 0 and token not in self.stop_token_ids for token in ids):
-                raise DatasetError(f"a response of line {line} has no token but the stop token; give it text, or correct the chat template")
+                raise DatasetError(f"a response of {where} has no token but the stop token; give it text, or correct the chat template")
             self._check_known([max(token, ~token) for token in ids])
             if prompt_tokens + len(ids) > self.context_length:
                 raise DatasetError(
-                    f"line {line} has {prompt_tokens} tokens of prompt and {len(ids)} of response, {self.context_length} fit the model; "
+                    f"{where} has {prompt_tokens} tokens of prompt and {len(ids)} of response, {self.context_length} fit the model; "
                     "shorten the row or leave it out"
                 )
         return encoded
 
-    def _response(self, prompt: object, response: object, line: int) -> tuple[int, ...]:
+    def _response(self, prompt: object, response: object, where: str) -> tuple[int, ...]:
         if isinstance(prompt, str):
-            _check_text(str(response), line)
-            trained, _ = self._turn(self._ids(str(response), line))
+            _check_text(str(response), where)
+            trained, _ = self._turn(self._ids(str(response), where))
         else:
-            answers = [{"role": _ASSISTANT, "content": response}] if isinstance(response, str) else _messages(response, line)
-            trained = self._turns(_messages(prompt, line), answers, line)
+            answers = [{"role": _ASSISTANT, "content": response}] if isinstance(response, str) else _messages(response, where)
+            trained = self._turns(_messages(prompt, where), answers, where)
         return trained if trained[-1:] and trained[-1] in self.stop_token_ids else (*trained, *self._stop_token)
 
-    def _turns(self, messages: list[dict[str, Any]], answers: Sequence[dict[str, Any]], line: int) -> tuple[int, ...]:
+    def _turns(self, messages: list[dict[str, Any]], answers: Sequence[dict[str, Any]], where: str) -> tuple[int, ...]:
         """The tokens after `messages` up to the end of the assistant's last turn. What others say and the template adds is not trained."""
         if len(messages) + len(answers) > _MAX_MESSAGES:
-            raise DatasetError(f"line {line} has {len(messages) + len(answers)} messages, at most {_MAX_MESSAGES} are taken; split it")
-        framed = self._control.are_spelled([*messages, *answers])
+            raise DatasetError(f"{where} has {len(messages) + len(answers)} messages, at most {_MAX_MESSAGES} are taken; split it")
+        framed = self._template.are_spelled([*messages, *answers])
         ids: list[int] = []
-        written, end = self._rendered(messages, line, framed=framed), 0
+        written, end = self._template.rendered(messages, where, framed=framed), 0
         for answer in answers:
             if answer["role"] == _ASSISTANT:
-                before = self._rendered(messages, line, framed=framed)
-                ids += [~token for token in self._ids(_rest(before, written, line), line, framed=framed)]
-                written = self._rendered([*messages, answer], line, framed=framed, generation_prompt=False)
-                trained, after = self._turn(self._ids(_rest(written, before, line), line, framed=framed))
+                before = self._template.rendered(messages, where, framed=framed)
+                ids += [~token for token in self._ids(_rest(before, written, where), where, framed=framed)]
+                written = self._template.rendered([*messages, answer], where, framed=framed, generation_prompt=False)
+                trained, after = self._turn(self._ids(_rest(written, before, where), where, framed=framed))
                 ids, end = [*ids, *trained], len(ids) + len(trained)
                 ids += [~token for token in after]
             messages = [*messages, answer]
@@ -188,7 +212,7 @@ class PromptEncoder:
         try:
             texts = self._decoded(sequences)
         except BaseException as error:
-            raise ModelFileError(TOKENIZER, f"the tokenizer cannot decode a response ({_cause(error)}); correct its decoder") from error
+            raise ModelFileError(TOKENIZER, f"the tokenizer cannot decode a response ({cause_of(error)}); correct its decoder") from error
         for ids, text in zip(sequences, texts, strict=True):
             if len(text) > _MAX_CHARACTERS_PER_TOKEN * (len(ids) + 1):
                 raise ModelFileError(TOKENIZER, f"{len(ids)} tokens decode to {len(text)} characters; correct the tokenizer's decoder")
@@ -201,55 +225,27 @@ class PromptEncoder:
         texts: list[str] = self._backend.decode_batch(list(sequences), skip_special_tokens=True)
         return texts
 
-    def _ids(self, text: str, line: int, *, special: bool = False, framed: bool = False) -> tuple[int, ...]:
+    def _begin_template(self) -> str:
+        self._report(self._template_file)
+        return self._template_file
+
+    def _ids(self, text: str, where: str, *, special: bool = False, framed: bool = False) -> tuple[int, ...]:
         """The text's ids; `special`: with those that begin or end a text, `framed`: of a text that `_rendered` has framed."""
         self._report(TOKENIZER)
         try:
-            return self._control.encode(text, line) if framed else tuple(self._tokenizer(text, add_special_tokens=special)["input_ids"])
+            return self._control.encode(text, where) if framed else tuple(self._tokenizer(text, add_special_tokens=special)["input_ids"])
         except DatasetError:
             raise
         except BaseException as error:
-            message = f"the tokenizer cannot encode the prompt of line {line} ({_cause(error)}); correct the tokenizer or the line"
+            message = f"the tokenizer cannot encode the prompt of {where} ({cause_of(error)}); correct the tokenizer or the line"
             raise ModelFileError(TOKENIZER, message) from error
 
-    def _rendered(self, messages: list[dict[str, Any]], line: int, *, framed: bool, generation_prompt: bool = True) -> str:
-        """The text that the chat template makes of messages; with `generation_prompt` up to where the policy's answer begins.
 
-        `framed`: with the template's control tokens under other names than those that the messages spell.
-        """
-        from jinja2 import TemplateError  # noqa: PLC0415 - only a tokenizer's process pays for it
-
-        if framed:
-            text = self._rendered(self._control.hide(messages, line), line, framed=False, generation_prompt=generation_prompt)
-            if self._control.reveal(text) != self._rendered(messages, line, framed=False, generation_prompt=generation_prompt):
-                raise DatasetError(
-                    f"the chat template looks for the text of a control token that a message of line {line} has, so it writes the line in "
-                    "another way than without it; correct the line"
-                )
-            return self._control.frame(text)
-        if self._tokenizer.chat_template is None:
-            raise ModelError(
-                "the data has chat messages and the tokenizer no chat template; use an instruct model or prompts of plain text"
-            )
-        self._report(self._template_file)
-        random.seed(line)  # of the filter `random`: a line has the same prompt in every process
-        try:
-            text = str(self._tokenizer.apply_chat_template(messages, add_generation_prompt=generation_prompt, tokenize=False))
-            text.encode()
-        except BaseException as error:
-            if type(error) is TemplateError:  # what a template's raise_exception raises
-                refusal = f"the chat template refuses the messages of line {line} ({first_line(error)[:SHOWN]}); correct the line"
-                raise DatasetError(refusal) from error
-            message = f"the chat template does not render the messages of line {line} ({_cause(error)}); correct the template"
-            raise ModelFileError(self._template_file, message) from error
-        return text
-
-
-def _rest(text: str, beginning: str, line: int) -> str:
+def _rest(text: str, beginning: str, where: str) -> str:
     """What follows `beginning` in `text`. Raises DatasetError for a template that changes what it has written."""
     if not text.startswith(beginning):
         raise DatasetError(
-            f"the chat template writes the prompt of line {line} in another way when a response follows, so the policy would learn to "
+            f"the chat template writes the prompt of {where} in another way when a response follows, so the policy would learn to "
             "continue a text that it never sees; correct the template, or give prompts and responses as text"
         )
     return text[len(beginning) :]
@@ -264,7 +260,7 @@ def _loaded(folder: Path) -> Any:
         return tokenizer
     except BaseException as error:
         raise ModelFileError(
-            TOKENIZER, f"the tokenizer cannot be loaded ({_cause(error)}); save it again with `save_pretrained`"
+            TOKENIZER, f"the tokenizer cannot be loaded ({cause_of(error)}); save it again with `save_pretrained`"
         ) from error
 
 
@@ -284,24 +280,20 @@ def _stop_clock(now: datetime) -> None:
     vars(chat_template_utils)["datetime"] = SimpleNamespace(now=lambda: now)
 
 
-def _cause(error: BaseException) -> str:
-    return f"it needs more than {MEMORY_BYTES >> 20} MiB" if isinstance(error, MemoryError) else described(error)
-
-
-def _check_text(text: str, line: int) -> None:
+def _check_text(text: str, where: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise DatasetError(f"the prompt of line {line} is no Unicode text, it holds half of a surrogate pair; correct the line") from None
+        raise DatasetError(f"the prompt of {where} is no Unicode text, it holds half of a surrogate pair; correct the line") from None
 
 
-def _messages(prompt: object, line: int) -> list[dict[str, Any]]:
+def _messages(prompt: object, where: str) -> list[dict[str, Any]]:
     if not isinstance(prompt, Sequence) or not prompt:
-        raise DatasetError(f"line {line}: {_KINDS}")
+        raise DatasetError(f"{where}: {_KINDS}")
     for message in prompt:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str) or not isinstance(message.get("content"), str):
-            raise DatasetError(f"line {line}: {_KINDS}")
-        _check_text(message["role"] + message["content"], line)
+            raise DatasetError(f"{where}: {_KINDS}")
+        _check_text(message["role"] + message["content"], where)
     return [dict(message) for message in prompt]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from gradbus.errors import ModelError, RestartNeededError
+from gradbus.tokenizer.limits import MEMORY_BYTES
 
 SHOWN: Final = 300
 """Characters of an error's text that are passed on: the text may be the user's."""
@@ -28,6 +29,11 @@ def described(error: BaseException) -> str:
     first, _, rest = f"{type(error).__name__}: {error}".partition("\n")
     cause = rest.strip().partition("\n")[0]
     return encodable((f"{first} {cause}".rstrip() if first.endswith(":") else first)[:SHOWN])
+
+
+def cause_of(error: BaseException) -> str:
+    """What a tokenizer or a template raised, in words."""
+    return f"it needs more than {MEMORY_BYTES >> 20} MiB" if isinstance(error, MemoryError) else described(error)
 
 
 def encodable(text: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, Literal, TypeVar
 
 from gradbus.errors import DatasetError, ModelError
 from gradbus.spec import RunSpec
@@ -18,6 +18,7 @@ from gradbus.tokenizer.errors import ModelFileError, TokenizerProcessError
 from gradbus.tokenizer.frames import Frame
 from gradbus.tokenizer.launcher import ForkServer
 from gradbus.tokenizer.process import ProcessLostError, TokenizerProcess
+from gradbus.tokenizer.turns import ChatMessage, Extension, ParsedCall, ParsedTurn, TurnAnswer, TurnSettings
 
 _log = get_logger(__name__)
 _Item = TypeVar("_Item")
@@ -72,10 +73,12 @@ class Tokenizer:
     the fault of the model's files, and so is a first one for too much work.
     """
 
-    def __init__(self, server: ForkServer, folder: Path, limits: PromptLimits, deadlines: Deadlines) -> None:
+    def __init__(
+        self, server: ForkServer, folder: Path, limits: PromptLimits, deadlines: Deadlines, turns: TurnSettings | None = None
+    ) -> None:
         self._server = server
         self._deadlines = deadlines
-        self._loading = {"load": str(folder), "limits": asdict(limits)}
+        self._loading = {"load": str(folder), "limits": asdict(limits), "turns": turns and asdict(turns)}
         self._process: TokenizerProcess | None = None
         self._lock = asyncio.Lock()
         self._closed = False
@@ -85,9 +88,14 @@ class Tokenizer:
         """Tokens that fit the model, once it is loaded."""
 
     @classmethod
-    async def open(cls, server: ForkServer, folder: Path, limits: PromptLimits, deadlines: Deadlines) -> Tokenizer:
-        """The tokenizer, loaded. Raises ModelError, and TokenizerProcessError if this machine cannot run it."""
-        tokenizer = cls(server, folder, limits, deadlines)
+    async def open(
+        cls, server: ForkServer, folder: Path, limits: PromptLimits, deadlines: Deadlines, turns: TurnSettings | None = None
+    ) -> Tokenizer:
+        """The tokenizer, loaded; with `turns`, for a run with an environment.
+
+        Raises ModelError, also for a chat template that cannot go on after a turn, and TokenizerProcessError if this machine cannot run it.
+        """
+        tokenizer = cls(server, folder, limits, deadlines, turns)
         try:
             async with tokenizer._lock:
                 await tokenizer._loaded()
@@ -119,6 +127,44 @@ class Tokenizer:
             reply = await _repeated(partial(self._request, request), "responses cannot be decoded")
             texts += reply.header["texts"]
         return texts
+
+    async def conversations(self, given: Sequence[Sequence[ChatMessage]]) -> list[tuple[int, ...]]:
+        """Token ids `[P]` of each conversation that an environment begins, up to where the policy draws.
+
+        Raises DatasetError for messages that the chat template or the context does not take, and ModelError for files that fail on them.
+        """
+        encoded: list[tuple[int, ...]] = []
+        for part in _parts([_as_lists(messages) for messages in given], _json_bytes, _PROMPTS):
+            request = Frame({"converse": part})
+            reply = await _repeated(partial(self._request, request), "a conversation cannot be encoded")
+            encoded += reply.sequences()
+        return encoded
+
+    async def parse(self, turns: Sequence[Sequence[int]], finishes: Sequence[Literal["stop", "length"]]) -> list[ParsedTurn]:
+        """Text and calls of turns that the policy drew; nothing is a call in one that ended by "length".
+
+        Raises ModelError for a tokenizer that fails on one.
+        """
+        parsed: list[ParsedTurn] = []
+        for part in _parts(list(zip(turns, finishes, strict=True)), _drawn_tokens, _RESPONSES):
+            request = Frame.of_sequences({"parse": [finish for _, finish in part]}, [drawn for drawn, _ in part])
+            reply = await _repeated(partial(self._request, request), "turns cannot be parsed")
+            parsed += [ParsedTurn(text, tuple(ParsedCall(*call) for call in calls)) for text, calls in reply.header["turns"]]
+        return parsed
+
+    async def extend(self, answers: Sequence[TurnAnswer]) -> list[Extension]:
+        """The ids that follow each turn, up to where the policy draws again; no id that was drawn is made again.
+
+        Raises ModelError for messages that the chat template does not take after that turn.
+        """
+        extended: list[Extension] = []
+        asked = [(answer.drawn[-1:], _as_lists(answer.messages)) for answer in answers]
+        for part in _parts(asked, _json_bytes, _PROMPTS):
+            request = Frame.of_sequences({"extend": [messages for _, messages in part]}, [drawn for drawn, _ in part])
+            reply = await _repeated(partial(self._request, request), "messages after a turn cannot be encoded")
+            spans = [tuple((start, end, author) for start, end, author in of_one) for of_one in reply.header["spans"]]
+            extended += map(Extension, reply.sequences(), spans)
+        return extended
 
     async def difference(self, folder: Path) -> str:
         """How the tokenizer in another folder differs: the first token with another id; empty if none has. Raises as `open` does."""
@@ -217,7 +263,19 @@ def _blamed(error: ProcessLostError, what: str) -> ModelFileError:
 
 
 def _bytes(given: NumberedPrompt) -> int:
-    return len(json.dumps([given.prompt, *given.responses]))
+    return _json_bytes([given.prompt, *given.responses])
+
+
+def _as_lists(messages: Sequence[ChatMessage]) -> list[list[str]]:
+    return [[message.role, message.content, message.call_id, message.name] for message in messages]
+
+
+def _json_bytes(given: object) -> int:
+    return len(json.dumps(given))
+
+
+def _drawn_tokens(given: tuple[Sequence[int], object]) -> int:
+    return len(given[0])
 
 
 def _parts(items: Sequence[_Item], size_of: Callable[[_Item], int], call: _CallSize) -> Iterator[Sequence[_Item]]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from gradbus.spec.sections import ToolParser
+if TYPE_CHECKING:  # a tokenizer's process does without pydantic
+    from gradbus.spec.sections import ToolParser
 
 Author = Literal["policy", "frame", "tool", "user", "close"]
 """Who wrote tokens of a response. `frame` and `close` are the chat template: `close` is an end of turn that was not drawn."""

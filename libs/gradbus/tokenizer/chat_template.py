@@ -1,0 +1,74 @@
+"""The chat template of a model folder: what it writes of messages, as text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gradbus.errors import DatasetError, ModelError, first_line
+from gradbus.tokenizer.control_tokens import ControlTokens
+from gradbus.tokenizer.errors import SHOWN, ModelFileError, cause_of
+
+
+class ChatTemplate:
+    """Renders messages, with the tools that a run lays down."""
+
+    def __init__(self, tokenizer: Any, control: ControlTokens, begin: Callable[[], str], tools: Sequence[Mapping[str, Any]] = ()) -> None:
+        """`tokenizer` is transformers'. `begin` is called before the template works, and returns the name of its file.
+
+        Raises ModelError for tools that cannot be written into a prompt.
+        """
+        self._tokenizer = tokenizer
+        self._control = control
+        self._begin = begin
+        self._tools = [{"type": "function", "function": dict(tool)} for tool in tools]
+        self._hidden_tools = control.hide_tools(self._tools)
+        self._tools_spell = self._hidden_tools != self._tools
+
+    @property
+    def exists(self) -> bool:
+        """Whether the tokenizer has a chat template."""
+        return self._tokenizer.chat_template is not None
+
+    def are_spelled(self, messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the messages or the tools hold the text of a control token, so that they are to be framed."""
+        return self._tools_spell or self._control.are_spelled(messages)
+
+    def rendered(self, messages: list[dict[str, Any]], where: str, *, framed: bool, generation_prompt: bool = True) -> str:
+        """The text that the chat template makes of messages; with `generation_prompt` up to where the policy's answer begins.
+
+        `framed`: with the template's control tokens under other names than those that the messages spell. `where` names the messages
+        in errors. Raises DatasetError for messages that the template refuses, ModelError for a template that fails.
+        """
+        if not framed:
+            return self._rendered(messages, where, self._tools, generation_prompt=generation_prompt)
+        text = self._rendered(self._control.hide(messages, where), where, self._hidden_tools, generation_prompt=generation_prompt)
+        if self._control.reveal(text) != self._rendered(messages, where, self._tools, generation_prompt=generation_prompt):
+            raise DatasetError(
+                f"the chat template looks for the text of a control token that a message of {where} has, so it writes it in another way "
+                "than without that text; correct the message"
+            )
+        return self._control.frame(text)
+
+    def _rendered(self, messages: list[dict[str, Any]], where: str, tools: list[dict[str, Any]], *, generation_prompt: bool) -> str:
+        from jinja2 import TemplateError  # noqa: PLC0415 - only a tokenizer's process pays for it
+
+        if not self.exists:
+            raise ModelError(
+                "the data has chat messages and the tokenizer no chat template; use an instruct model or prompts of plain text"
+            )
+        file = self._begin()
+        random.seed(where)  # of the filter `random`: a line has the same prompt in every process
+        try:
+            text = str(
+                self._tokenizer.apply_chat_template(messages, tools=tools or None, add_generation_prompt=generation_prompt, tokenize=False)
+            )
+            text.encode()
+        except BaseException as error:
+            if type(error) is TemplateError:  # what a template's raise_exception raises
+                refusal = f"the chat template refuses the messages of {where} ({first_line(error)[:SHOWN]}); correct them"
+                raise DatasetError(refusal) from error
+            message = f"the chat template does not render the messages of {where} ({cause_of(error)}); correct the template"
+            raise ModelFileError(file, message) from error
+        return text

@@ -1,0 +1,1 @@
+"""What the policy drew, as text and calls: one module for each way in which models write calls."""

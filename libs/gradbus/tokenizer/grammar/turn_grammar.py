@@ -1,0 +1,99 @@
+"""How turns follow each other in one run: its chat template, its tools and its way to write calls."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Final
+
+from gradbus.errors import ModelError
+from gradbus.tokenizer.chat_template import ChatTemplate
+from gradbus.tokenizer.control_tokens import ControlTokens
+from gradbus.tokenizer.grammar.extension import Extender
+from gradbus.tokenizer.grammar.parsers.codec import Codec, Parser, Tools
+from gradbus.tokenizer.grammar.parsers.hermes import hermes
+from gradbus.tokenizer.grammar.parsers.plain import PlainParser
+from gradbus.tokenizer.grammar.probe import NoFrameError, TemplateProbe
+from gradbus.tokenizer.grammar.template_frames import TemplateFrames
+from gradbus.tokenizer.turns import ChatMessage, Extension, ParsedTurn, TurnSettings
+
+MARKERS: Final = "<tool_call></tool_call><tool_response></tool_response><think></think>"
+"""Added tokens that are never content, whether a template writes them or not."""
+_PARSERS: Final[Mapping[str, Callable[[Codec, Tools], Parser]]] = {"hermes": hermes, "plain": PlainParser}
+
+
+class TurnGrammar:
+    """Parses turns, and makes what follows them."""
+
+    def __init__(
+        self, tokenizer: Any, control: ControlTokens, template: ChatTemplate, stop_ids: Collection[int], settings: TurnSettings
+    ) -> None:
+        """Raises ModelError for a template that cannot go on after a turn."""
+        if not control.can_frame:
+            raise ModelError("the tokenizer cannot take the text of a control token as text, so a tool could forge a turn; use another one")
+        self._tokenizer = tokenizer
+        self._control = control
+        self._template = template
+        self._stop_ids = stop_ids
+        tools = json.loads(settings.tools_json)
+        self._has_tools = bool(tools)
+        self.is_plain = settings.parser == "plain" or not template.exists
+        """Whether there are no frames: what a message says is all that it writes."""
+        frames = TemplateFrames() if self.is_plain else self._probed()
+        self._parser = _PARSERS[settings.parser or ("plain" if self.is_plain else "hermes")](_TokenizerCodec(tokenizer), Tools.of(tools))
+        ends = {token for token in stop_ids if not frames.end or self._is_control(token) or not self._spells_control(frames.end)}
+        self._extender = Extender(frames, control, ends, settings.result_tokens)
+
+    def encode_text(self, texts: Sequence[str]) -> tuple[int, ...]:
+        """Token ids `[P]` of messages without frames, one after the other, which are text alone."""
+        return tuple(self._control.encoding("".join(map(self._control.as_text, texts)), special=True).ids)
+
+    def parse(self, drawn: Sequence[int], *, stopped: bool) -> ParsedTurn:
+        """Text and calls of a turn; nothing is a call in one that was cut off, nor in a run without tools."""
+        said = drawn[:-1] if stopped and drawn and drawn[-1] in self._stop_ids else drawn
+        if stopped and self._has_tools:
+            return self._parser(said)
+        return ParsedTurn(self._tokenizer.decode(list(said), skip_special_tokens=True))
+
+    def extension(self, last_drawn: int | None, messages: Sequence[ChatMessage]) -> Extension:
+        """The ids after a turn whose last id is `last_drawn`. Raises ModelError for messages that the template does not take."""
+        return self._extender.extension(last_drawn, messages)
+
+    def _probed(self) -> TemplateFrames:
+        def rendering(messages: list[dict[str, Any]], generation_prompt: bool) -> str:
+            return self._template.rendered(messages, "a probe", framed=False, generation_prompt=generation_prompt)
+
+        ends = [(self._tokenizer.decode([token]), self._is_control(token)) for token in sorted(self._stop_ids)]
+        try:
+            return TemplateProbe(rendering, ends, self._control.first_in).frames(with_tools=self._has_tools)
+        except NoFrameError as error:
+            raise ModelError(f"the chat template cannot go on after a turn: {error}") from error
+
+    def _is_control(self, token: int) -> bool:
+        return self._spells_control(str(self._tokenizer.decode([token])))
+
+    def _spells_control(self, text: str) -> bool:
+        return self._control.id_of(text) is not None
+
+
+class _TokenizerCodec:
+    """transformers' tokenizer, as parsers need it."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._added = {token.content: number for number, token in tokenizer.added_tokens_decoder.items()}
+
+    def text(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def written(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def id_of(self, token: str) -> int | None:
+        return self._added.get(token)
+
+
+def as_template_takes(message: ChatMessage) -> dict[str, str]:
+    """The message for a chat template."""
+    more = {"name": message.name, "tool_call_id": message.call_id}
+    return {"role": message.role, "content": message.content} | {key: value for key, value in more.items() if value}

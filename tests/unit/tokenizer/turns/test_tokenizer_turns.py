@@ -1,0 +1,62 @@
+"""Turns by way of the tokenizer's process."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from gradbus.errors import DatasetError, ModelError
+from gradbus.tokenizer.encoder import PromptLimits
+from gradbus.tokenizer.tokenizer import Deadlines, Tokenizer
+from gradbus.tokenizer.turns import ChatMessage, TurnAnswer
+
+DEADLINES = Deadlines(load=60, call=60)
+CALL = '<tool_call>\n{"name": "mul", "arguments": {"a": 2,"b":3}}\n</tool_call><|im_end|>'
+
+
+@pytest.fixture(scope="module")
+def runner(fork_server, families, turn_settings):
+    """An event loop with a tokenizer."""
+    with asyncio.Runner() as loop:
+        opening = Tokenizer.open(fork_server, families("qwen").folder, PromptLimits(8), DEADLINES, turn_settings())
+        tokenizer = loop.run(opening)
+        yield loop.run, tokenizer
+        loop.run(tokenizer.close())
+
+
+def test_its_answers_are_those_of_an_encoder_in_this_process(runner, families):
+    run, tokenizer = runner
+    family, begins = families("qwen"), [[ChatMessage("user", "hi" * n)] for n in range(1, 200)]
+    assert run(tokenizer.conversations(begins)) == [family.encoder.encode_conversation(messages) for messages in begins]
+    turns = [family.ids(CALL), family.ids(CALL)[:-1], (), (family.end_id,), (5, 3)] * 300
+    parsed = run(tokenizer.parse(turns, ["stop", "length"] * 750))
+    assert parsed == [family.grammar.parse(turn, stopped=n % 2 == 0) for n, turn in enumerate(turns)]
+    answers = [TurnAnswer(turn, [ChatMessage("tool", "6" * n, f"c{n}", "mul")] * (n % 3 + 1)) for n, turn in enumerate(turns[:300])]
+    assert run(tokenizer.extend(answers)) == [
+        family.grammar.extension(answer.drawn[-1] if answer.drawn else None, answer.messages) for answer in answers
+    ]
+    assert run(tokenizer.conversations([])) == run(tokenizer.parse([], [])) == run(tokenizer.extend([])) == []
+
+
+def test_a_process_that_replaces_a_lost_one_has_the_same_grammar(runner, families):
+    run, tokenizer = runner
+    answer = [TurnAnswer((5,), [ChatMessage("user", "go on")])]
+    expected = run(tokenizer.extend(answer))
+    os.kill(tokenizer._process._pid, signal.SIGKILL)
+    assert run(tokenizer.extend(answer)) == expected
+
+
+def test_an_error_is_that_of_the_environments_messages(runner):
+    run, tokenizer = runner
+    with pytest.raises(DatasetError, match="the prompt of an environment's conversation is no Unicode text"):
+        run(tokenizer.conversations([[ChatMessage("user", "\ud800")]]))
+    with pytest.raises(ModelError, match="a message of the role 'system' follows a turn"):
+        run(tokenizer.extend([TurnAnswer((5,), [ChatMessage("system", "x")])]))
+
+
+async def test_without_turns_there_is_no_grammar(fork_server, families):
+    tokenizer = await Tokenizer.open(fork_server, families("qwen").folder, PromptLimits(8), DEADLINES)
+    with pytest.raises(ModelError, match="loaded without turns"):
+        await tokenizer.parse([(5,)], ["stop"])
+    await tokenizer.close()
