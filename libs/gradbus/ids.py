@@ -54,18 +54,15 @@ def sample_id(index: int, n: int) -> str:
 
 def sample_seed(run_seed: int, purpose: str, index: int, n: int) -> int:
     """Seed of a sample, 63 bits. `purpose` keeps training and evaluation apart."""
-    return _seed(f"gradbus:{run_seed}:{purpose}:{index}:{n}")
+    text = f"gradbus:{run_seed}:{purpose}:{index}:{n}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 
 def turn_seed(seed: int, turn: int) -> int:
     """Seed of a turn of an episode, 63 bits; the first turn has the sample's."""
-    return seed if turn == 0 else _seed(f"gradbus:{seed}:turn:{turn}")
+    return seed if turn == 0 else sample_seed(seed, "turn", turn, 0)
 
 
 def environment_seed(run_seed: int, purpose: str, index: int) -> int:
-    """Seed of a group's world, 63 bits: its samples meet the same one, for their answers are compared."""
-    return _seed(f"gradbus:{run_seed}:{purpose}:environment:{index}")
-
-
-def _seed(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    """Seed of a group's world, 63 bits: its samples meet the same one, for their rewards are compared."""
+    return sample_seed(run_seed, f"{purpose} environment", index, 0)

@@ -44,7 +44,7 @@ BOUNDS: Final[dict[str, float]] = {
     "rollout: lines a sample": 71,
     "rollout: calls a sample": 12,
     # Beside those of its samples: the prompt's row and lane, the header of its message, the command that stores it, its claim.
-    "rollout: lines a group of four": 366,
+    "rollout: lines a group of four": 364,
     "rollout: calls a group of four": 67,
     # Forward of a model of one layer over one page of keys, draw and bookkeeping, for all slots at once; a view is an operator too.
     "rollout: operators a decode step": 67,

@@ -22,8 +22,8 @@ from gradbus_rollout.engines.base import PromptGroup
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
 from gradbus_rollout.engines.torch.calls import GenerateCall
 from gradbus_rollout.tasks.prompts import PromptTable
-from gradbus_rollout.weights.version_loader import VersionLoader
 from gradbus_rollout.tasks.sampler import PromptTables, SingleTurnSampler
+from gradbus_rollout.weights.version_loader import VersionLoader
 from gradbus_rollout.worker import RolloutWorker, WorkerParts
 
 from .conftest import NEW_TOKENS, until

@@ -22,8 +22,8 @@ from gradbus.tokenizer.tokenizer import Deadlines, Tokenizer
 from gradbus.v1.task_pb2 import GroupsSampled, GroupTask, Task, TaskKind
 from gradbus_rollout import worker as worker_module
 from gradbus_rollout.tasks.prompts import PromptTable
-from gradbus_rollout.weights.version_loader import VersionLoader
 from gradbus_rollout.tasks.sampler import PromptTables, SingleTurnSampler
+from gradbus_rollout.weights.version_loader import VersionLoader
 from gradbus_rollout.worker import RolloutWorker, WorkerParts
 
 from .conftest import NEW_TOKENS, until

@@ -63,11 +63,11 @@ class Rows:
         source = [sample.lane for sample in samples], [sample.n for sample in samples]
         self._token[rows] = self._token_ids[self._first[rows]] = first.tokens[source]
         self._logprobs[self._first[rows]] = first.logprobs[source]
-        self._position[rows] = [len(group.prompt_ids) for group in groups]
+        of_groups = [(len(group.prompt_ids), group.max_new_tokens or self._longest, group.greedy) for group in groups]
+        self._position[rows], lengths, self._greedy[rows] = np.array(of_groups).T
         self._next[rows] = self._first[rows] + 1
-        self._last[rows] = self._first[rows] + [(group.max_new_tokens or self._longest) - 1 for group in groups]
+        self._last[rows] = self._first[rows] + lengths - 1
         self._active[rows] = self._drawing[rows] = True
-        self._greedy[rows] = [group.greedy for group in groups]
         self._update_greedy()
         return [row for row in rows if self._stops[self._token[row]] or self._next[row] > self._last[row]]
 
