@@ -12,6 +12,7 @@ import typer
 from gradbus.cli.format import figures, number, run_line
 from gradbus.cli.options import RunId, State, connect, find_run, state_option
 from gradbus.cli.output import AsJson, print_json, print_notice, printable
+from gradbus.errors import SettingsError
 
 
 def runs(limit: Annotated[int, typer.Option(min=1, max=1000)] = 20, as_json: AsJson = False, state: State = None) -> None:
@@ -101,6 +102,42 @@ def open_web_ui(
         import webbrowser
 
         webbrowser.open(link)
+
+
+def episode(
+    run_id: RunId,
+    sample_id: Annotated[str, typer.Argument(metavar="SAMPLE", help="Id of a sample, as `gradbus samples` shows it: <group>.<number>.")],
+    as_json: AsJson = False,
+    state: State = None,
+) -> None:
+    """Show a sample of a run with an environment turn by turn, and why it ended."""
+    index = sample_id.partition(".")[0]
+    if not index.isdecimal():
+        raise SettingsError(f"{sample_id!r} is not the id of a sample; give one such as 12.0, from `gradbus samples`")
+    with connect(state) as client:
+        page = client.samples(find_run(client, run_id)["id"], index=int(index), limit=1000)
+    found = next((sample for sample in page["data"] if sample["id"] == sample_id), None)
+    if found is None:
+        raise SettingsError(f"the run has no sample {sample_id} yet; see `gradbus samples`")
+    if found["episode"] is None:
+        raise SettingsError("the run has no environment, so its samples are single turns; see `gradbus samples`")
+    print_json(found) if as_json else _print_episode(found)
+
+
+def _print_episode(sample: dict[str, Any]) -> None:
+    played = sample["episode"]
+    typer.echo("  ".join([sample["id"], *_judgement(sample), sample["verdict"], played["end_reason"]]))
+    typer.echo(f"  prompt       {sample['prompt']!r}")
+    for at, turn in enumerate(played["turns"], start=1):
+        typer.echo(f"  turn {at:<7} {turn['text']!r} ({turn['end'] - turn['start']} tokens, {turn['finish']})")
+        for call in turn["calls"]:
+            typer.echo(f"    call       {printable(call['name'])} {printable(call['arguments'])} ({call['status']})")
+        for message in turn["messages"]:
+            typer.echo(f"    {message['role']:<10} {message['content']!r}")
+        if turn["reward"] is not None:
+            typer.echo(f"    reward     {number(turn['reward'])}")
+    if reason := played["reason"] or sample["reason"]:
+        typer.echo(f"  reason       {printable(reason)}")
 
 
 def _print_sample(sample: dict[str, Any], kind: str) -> None:

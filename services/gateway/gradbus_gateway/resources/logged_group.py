@@ -12,7 +12,8 @@ from gradbus.formats.tokens import token_count, unpack_ids, unpack_logprobs
 from gradbus.spec import PAIR_KINDS, Kind, RunSpec
 from gradbus.v1.group_pb2 import VERDICT_TRAIN, Group, LogEntry, Verdict
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK, RewardStatus, SampleReward
-from gradbus.v1.sample_pb2 import FinishReason, Sample
+from gradbus.v1.sample_pb2 import SPAN_KIND_UNSPECIFIED, FinishReason, Sample, Span, SpanKind
+from gradbus_gateway.resources.episodes import EpisodeResource
 from gradbus_gateway.resources.public_text import public_text
 from gradbus_gateway.resources.samples import SampleResource, SampleTokens, SpanResource
 
@@ -75,15 +76,14 @@ class LoggedGroup:
             verdict=_enum_word(Verdict.Name(entry.verdict), "VERDICT_"),
             label=_label(sample, self._spec.kind),
             advantage=self.advantages[at],
-            versions=[
-                SpanResource(start=span.start, end=span.end, version=span.version, trainable=span.trainable) for span in sample.spans
-            ],
+            versions=[_span(span) for span in sample.spans],
             worker=group.worker,
             engine=group.engine,
             dispatched_version=entry.version,
             admitted_at=self.admitted_at,
             trace_id=group.traceparent[3:35],
             token_count=token_count(sample.token_ids),
+            episode=EpisodeResource.of(sample.episode) if sample.HasField("episode") else None,
             tokens=self._tokens(at, sample) if with_tokens else None,
         )
 
@@ -95,6 +95,11 @@ class LoggedGroup:
             reference_logprobs=_logprobs(self.entry.reference_logprobs, at),
             teacher_logprobs=_logprobs(self.entry.teacher_logprobs, at),
         )
+
+
+def _span(span: Span) -> SpanResource:
+    author = "policy" if span.kind == SPAN_KIND_UNSPECIFIED else _enum_word(SpanKind.Name(span.kind), "SPAN_KIND_")
+    return SpanResource(start=span.start, end=span.end, version=span.version, trainable=span.trainable, author=author)
 
 
 def _logprobs(of_samples: Sequence[bytes], at: int) -> list[float]:

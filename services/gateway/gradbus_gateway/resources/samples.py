@@ -7,17 +7,22 @@ from typing import Final, Literal, Self
 
 from pydantic import BaseModel, Field
 
+from gradbus_gateway.resources.episodes import EpisodeResource
+
 _TOKEN_BYTES: Final = 100
 """Of an id and a log-probability or two, each with its place in a list, and in the response."""
 
 
 class SpanResource(BaseModel):
-    """Response tokens [start, end) that one policy version sampled."""
+    """Response tokens [start, end) of one policy version or, in an episode, of another author."""
 
     start: int
     end: int
     version: int
     trainable: bool
+    author: str = Field(
+        "policy", description="`policy`, `frame` (the chat template), `tool`, `user` or `close` (an end that was not drawn)."
+    )
 
 
 class SampleTokens(BaseModel):
@@ -61,6 +66,7 @@ class SampleResource(BaseModel):
     admitted_at: datetime = Field(description="When its group entered the experience log.")
     trace_id: str = Field("", description="Trace that its worker recorded; empty when it recorded none.")
     token_count: int = Field(description="Tokens of the response.")
+    episode: EpisodeResource | None = Field(None, description="Of a run with an environment.")
     tokens: SampleTokens | None = Field(None, description="With `include=tokens`.")
 
     @classmethod
@@ -91,4 +97,5 @@ class SampleResource(BaseModel):
     def held_bytes(self) -> int:
         """About how many bytes of memory it takes: its text, and its tokens as Python's numbers."""
         tokens = self.token_count + len(self.tokens.prompt_ids) if self.tokens else 0
-        return len(self.prompt) + len(self.text) + tokens * _TOKEN_BYTES
+        episode = self.episode.characters if self.episode else 0
+        return len(self.prompt) + len(self.text) + episode + tokens * _TOKEN_BYTES

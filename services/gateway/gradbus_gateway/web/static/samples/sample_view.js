@@ -3,6 +3,7 @@ import { fetchJson } from "../lib/api.js";
 import { isMasked, rewardRange, sampleCard } from "./sample_card.js";
 import { make, withCode } from "../lib/elements.js";
 import { historyOf, loadHistory } from "../run/event_stream.js";
+import { conversation, endOf } from "./conversation.js";
 import { readSamples } from "./sample_log.js";
 import { shadedTokens, tokenTexts } from "./tokens.js";
 import { clock, duration, number, plural, signed } from "../lib/format.js";
@@ -28,6 +29,7 @@ export async function showSample({ root, signal }, runId, sampleId) {
       make("h2", {}, "Prompt"), make("pre", { class: "prompt" }, sample.prompt),
       make("h2", {}, "Response"), make("pre", { class: "response" }, ...shadedTokens(sample, texts)),
       !isGiven && make("p", { class: "soft small" }, texts ? "The stronger a token's colour, the less probable it was when it was sampled; point at a token to see its probability." : "The model's tokenizer.json cannot be read here, so single tokens are not shown.")),
+    sample.episode && conversation(sample.episode),
     make("div", { class: "panels" },
       make("section", { class: "panel" }, make("h2", {}, "Timeline"), timeline(run, history, sample)),
       make("section", { class: "panel" }, make("h2", {}, isGiven ? "Responses of the row" : `Group of ${page.data.length} samples`), make("ol", { class: "cards" }, ...page.data.map((member) => sampleCard(run, member, { colour: isGiven ? "" : "advantage", texts: null, range })))),
@@ -67,11 +69,17 @@ function sampled(run, sample, published) {
   const parts = Object.entries(sample.components).map(([name, value]) => `${name} ${number(value)}`);
   return [
     stage("Dispatched", published, `Group ${sample.index}, row ${sample.row_index} of the dataset, for policy version ${sample.dispatched_version}.${published ? " The time shown is when that version was published." : ""}`),
-    stage("Generated", null, `By ${sample.worker}${sample.engine ? ` (${sample.engine})` : ""}: ${plural(sample.token_count, "token")}, ${spans.join("; ")}. ${sample.finish_reason === "length" ? "Truncated at max_new_tokens." : "Ended with a stop token."}`),
+    stage("Generated", null, `By ${sample.worker}${sample.engine ? ` (${sample.engine})` : ""}: ${plural(sample.token_count, "token")}, ${spans.join("; ")}. ${endOfSample(sample)}`),
+    sample.episode && stage("Played", null, `${plural(sample.episode.turns.length, "turn")}; ${endOf(sample.episode)}`, sample.episode.end_reason === "failed"),
     readsRewards(run.spec)
       ? stage("Scored", null, sample.reward === null ? `${sample.reward_status}: ${sample.reason || "no reason given"}` : `Reward ${number(sample.reward)}${parts.length ? `, from ${parts.join(", ")}` : ""}.`, sample.reward === null)
       : stage("Judged by the teacher", null, "Token by token; it has no reward."),
   ];
+}
+
+function endOfSample(sample) {
+  if (sample.episode) return "";
+  return sample.finish_reason === "length" ? "Truncated at max_new_tokens." : "Ended with a stop token.";
 }
 
 function trainedStage(run, sample, trained, admitted) {

@@ -2,6 +2,7 @@
 import { fetchJson } from "../lib/api.js";
 import { make } from "../lib/elements.js";
 
+const AUTHORS = { frame: "chat template", tool: "tool", user: "environment", close: "chat template, in place of an end that was not drawn" };
 const cache = { digest: "", texts: null };
 
 /** Texts by token id; null if the run's tokenizer cannot be read. */
@@ -47,10 +48,19 @@ function fromBytes(piece) {
   return bytes.includes(undefined) ? piece : new TextDecoder().decode(new Uint8Array(bytes));
 }
 
+/** Tokens that the policy did not draw by position, with their author. */
+function others(sample) {
+  const authors = new Map();
+  for (const { start, end, author } of sample.versions) if (author !== "policy") for (let at = start; at < end; at += 1) authors.set(at, author);
+  return authors;
+}
+
 /** The response, token by token: the less probable a token was when it was sampled, the stronger its colour. */
 export function shadedTokens(sample, texts) {
   if (!sample.tokens || !texts) return [sample.text];
+  const authors = others(sample);
   return sample.tokens.ids.map((id, at) => {
+    if (authors.has(at)) return make("span", { class: `token by-${authors.get(at)}`, title: `${JSON.stringify(texts[id] ?? "")}, token ${id}: by the ${AUTHORS[authors.get(at)] ?? authors.get(at)}, not trained` }, texts[id] ?? `⟨${id}⟩`);
     const logprob = sample.tokens.logprobs[at];
     const probability = Math.exp(logprob);
     const level = Math.min(5, Math.floor(-logprob / 0.5));

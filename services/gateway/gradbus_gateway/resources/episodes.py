@@ -1,0 +1,88 @@
+"""What happened in a sample's environment."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import BaseModel, Field
+
+from gradbus.v1.episode_pb2 import CallStatus, EndReason, Episode, Turn
+from gradbus_gateway.resources.public_text import public_text
+
+
+class MessageResource(BaseModel):
+    """A message of a conversation."""
+
+    role: str
+    content: str
+    call_id: str = Field("", description="Of a tool's result: the call that it answers.")
+    name: str = Field("", description="Of a tool's result: the tool.")
+
+
+class CallResource(BaseModel):
+    """A tool call of the policy."""
+
+    call_id: str
+    name: str
+    arguments: str = Field(description="As the policy drew it; of a malformed call its whole text.")
+    status: str = Field(description="`ok`, `malformed` or `unknown_tool`.")
+
+
+class TurnResource(BaseModel):
+    """A turn of the policy, and what the environment answered."""
+
+    start: int = Field(description="Its first token, counted in response tokens.")
+    end: int = Field(description="One past its last token.")
+    finish: str
+    text: str = Field(description="Decoded, without its calls.")
+    calls: list[CallResource]
+    messages: list[MessageResource] = Field(description="The environment's answer.")
+    reward: float | None = Field(description="Null if the environment gave none for this turn.")
+
+    @classmethod
+    def of(cls, turn: Turn) -> Self:
+        """The turn of a log entry."""
+        calls = [
+            CallResource(call_id=call.call_id, name=call.name, arguments=call.arguments_json, status=_word(CallStatus.Name(call.status)))
+            for call in turn.calls
+        ]
+        messages = [
+            MessageResource(role=message.role, content=message.content, call_id=message.call_id, name=message.name)
+            for message in turn.messages
+        ]
+        reward = turn.reward if turn.HasField("reward") else None
+        return cls(start=turn.start, end=turn.end, finish=turn.finish, text=turn.text, calls=calls, messages=messages, reward=reward)
+
+
+class EpisodeResource(BaseModel):
+    """The life of a sample in its environment."""
+
+    end_reason: str = Field(
+        description="`answered`, `environment_done`, `max_turns`, `max_tokens`, `context`, `invalid_calls`, `length`, or `failed`: then "
+        "the sample is masked, and `reason` says why."
+    )
+    reason: str
+    attempt: int = Field(description="Attempts before this one failed for a fault of the environment.")
+    environment_digest: str
+    turns: list[TurnResource]
+
+    @classmethod
+    def of(cls, episode: Episode) -> Self:
+        """The episode of a log entry."""
+        return cls(
+            end_reason=_word(EndReason.Name(episode.end_reason)),
+            reason=public_text(episode.outcome.reason),
+            attempt=episode.attempt,
+            environment_digest=episode.environment_digest,
+            turns=[TurnResource.of(turn) for turn in episode.turns],
+        )
+
+    @property
+    def characters(self) -> int:
+        """Size of its texts."""
+        said = sum(len(message.content) for turn in self.turns for message in turn.messages)
+        return said + sum(len(turn.text) + sum(len(call.arguments) for call in turn.calls) for turn in self.turns)
+
+
+def _word(name: str) -> str:
+    return name.removeprefix("END_REASON_").removeprefix("CALL_STATUS_").lower()
