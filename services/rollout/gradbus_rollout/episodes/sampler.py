@@ -10,7 +10,7 @@ from gradbus import crash_points
 from gradbus.aio.tasks import gather_or_cancel
 from gradbus.control.runs import RunRecord
 from gradbus.errors import EnvironmentFaultError
-from gradbus.formats.tokens import pack_ids
+from gradbus.formats.tokens import pack_ids, unpack_ids
 from gradbus.ids import environment_seed, sample_id
 from gradbus.telemetry import under
 from gradbus.v1.environment_service_pb2 import DescribeResponse
@@ -56,9 +56,17 @@ class EpisodeSampler:
             await asyncio.sleep(0)
             crash_points.reached("mid-decode")
             played = await playing
-        times.mark_sampled([_completions(prompt.key, episodes) for prompt, episodes in zip(prompts, played, strict=True)])
-        groups = zip(headers, prompts, played, strict=True)
-        return [self._filled(header, prompt, episodes) for header, prompt, episodes in groups]
+            times.mark_sampled([_completions(prompt.key, episodes) for prompt, episodes in zip(prompts, played, strict=True)])
+            groups = [self._filled(*of_group) for of_group in zip(headers, prompts, played, strict=True)]
+            await self._name_prompts(groups, ids)
+        return groups
+
+    async def _name_prompts(self, groups: Sequence[Group], ids: Sequence[tuple[int, ...]]) -> None:
+        """The texts of conversations that the environment began, in place of the rows' prompts."""
+        begun = [group for group, of_row in zip(groups, ids, strict=True) if group.prompt_ids != pack_ids(of_row)]
+        texts = await self._tables.training.decode([unpack_ids(group.prompt_ids) for group in begun])
+        for group, text in zip(begun, texts, strict=True):
+            group.prompt_text = text
 
     def _starts(self, task: Task, group: GroupTask, prompt: PromptGroup, item: str) -> list[EpisodeStart]:
         purpose = "evaluation" if task.kind == TaskKind.TASK_KIND_EVALUATION else "train"

@@ -1,0 +1,330 @@
+"""Episodes with a real engine, a real tokenizer's process and an environment over gRPC: tokens, ends, faults, lost sessions."""
+
+import asyncio
+from dataclasses import dataclass, field
+
+import grpc
+import numpy as np
+import pytest
+
+from gradbus.control.runs import RunRecord, WorkerPresence
+from gradbus.errors import EnvironmentFaultError
+from gradbus.ids import environment_seed, sample_seed, turn_seed
+from gradbus.rpc import open_channel
+from gradbus.spec import RunSpec
+from gradbus.tokenizer.encoder import PromptLimits
+from gradbus.tokenizer.tokenizer import Deadlines, Tokenizer
+from gradbus.v1.environment_service_pb2 import (
+    ENVIRONMENT_STATUS_ERROR,
+    ENVIRONMENT_STATUS_INVALID,
+    ENVIRONMENT_STATUS_OK,
+    ENVIRONMENT_STATUS_UNKNOWN_SESSION,
+    CloseResponse,
+    DescribeResponse,
+    OpenResponse,
+    StepResponse,
+)
+from gradbus.v1.environment_service_pb2_grpc import (
+    EnvironmentServiceServicer,
+    EnvironmentServiceStub,
+    add_EnvironmentServiceServicer_to_server,
+)
+from gradbus.v1.episode_pb2 import EndReason, Message
+from gradbus.v1.reward_pb2 import REWARD_STATUS_INVALID, REWARD_STATUS_OK
+from gradbus.v1.sample_pb2 import SPAN_KIND_POLICY, SPAN_KIND_USER
+from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
+from gradbus_rollout.engines.base import PromptGroup
+from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
+from gradbus_rollout.episodes.attempt import PlayerParts
+from gradbus_rollout.episodes.environment import EnvironmentClient, RunEnvironment
+from gradbus_rollout.episodes.episode import EpisodeLimits
+from gradbus_rollout.episodes.sampler import EpisodeSampler
+from gradbus_rollout.tasks.generation_traces import TaskTimes
+from gradbus_rollout.tasks.prompts import PromptTable
+from gradbus_rollout.tasks.sampler import PromptTables
+
+from .conftest import NEW_TOKENS
+
+STOPS = frozenset({1, 3, 4, 5, 6, 7})
+PROMPTS = b'{"prompt": "abc", "item": {"answer": "d"}}\n{"prompt": "jihgf", "item": {"answer": "e"}}\n'
+
+
+@dataclass
+class World(EnvironmentServiceServicer):
+    """Answers each turn with `says`, until `last` turns; a hook may take the place of an answer."""
+
+    says: str = "ab"
+    last: int = 3
+    first: str = ""
+    hook: object = None
+    opened: list = field(default_factory=list)
+    stepped: list = field(default_factory=list)
+    closed: list = field(default_factory=list)
+    known: set = field(default_factory=set)
+
+    async def Describe(self, request, context):  # noqa: N802 - named by gRPC
+        return DescribeResponse(name="world", digest="sha256:w")
+
+    async def Open(self, request, context):  # noqa: N802 - named by gRPC
+        self.opened.append(request)
+        if self.hook and (answer := self.hook(self, request)) is not None:
+            return answer
+        session = f"{request.episode_id}/{request.attempt}/{len(self.opened)}"
+        self.known.add(session)
+        messages = [Message(role="user", content=self.first)] if self.first else []
+        return OpenResponse(status=ENVIRONMENT_STATUS_OK, session=session, messages=messages)
+
+    async def Step(self, request, context):  # noqa: N802 - named by gRPC
+        self.stepped.append(request)
+        if self.hook and (answer := self.hook(self, request)) is not None:
+            return answer
+        if request.session not in self.known:
+            return StepResponse(status=ENVIRONMENT_STATUS_UNKNOWN_SESSION)
+        done = request.turn + 1 >= self.last
+        return StepResponse(
+            status=ENVIRONMENT_STATUS_OK,
+            messages=[] if done else [Message(role="user", content=self.says)],
+            done=done,
+            reward=0.25,
+            components={"steps": 1.0},
+        )
+
+    async def Close(self, request, context):  # noqa: N802 - named by gRPC
+        self.closed.append(request.session)
+        return CloseResponse()
+
+
+@pytest.fixture
+async def engine(model_folder):
+    engine = TorchEngine.from_folder(model_folder, TorchEngineConfig(slots=8, max_new_tokens=NEW_TOKENS, stop_token_ids=STOPS))
+    await engine.load([model_folder / "model.safetensors"], 4)
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture
+def play(engine, fork_server, model_folder, run_id):
+    """Samples groups 0 and 1 in a world; returns them and the worker's presence."""
+
+    async def sampled(world, kind=TaskKind.TASK_KIND_TRAIN, presence=None, reward=None, **environment):
+        body = {"name": "test", "model": {"path": "m"}, "data": {"train": "t"}, "schedule": {"steps": 10}}
+        body |= {"environment": {"service": "http://127.0.0.1:1/", **environment}}
+        body |= {"rollout": {"slots": 8, "group_size": 3, "max_new_tokens": NEW_TOKENS, "stop_token_ids": sorted(STOPS)}}
+        body |= {"reward": reward} if reward else {}
+        record = RunRecord(run_id=run_id, spec=RunSpec.model_validate(body), created_unix_ns=1)
+        server = grpc.aio.server()
+        add_EnvironmentServiceServicer_to_server(world, server)
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        channel = open_channel(address)
+        presence = presence or WorkerPresence(worker="worker", role="rollout", incarnation="1")
+        client = EnvironmentClient(EnvironmentServiceStub(channel), address, record, presence)
+        described = RunEnvironment(record.spec.environment, client, await client.describe())
+        limits = PromptLimits(NEW_TOKENS, stop_token_ids=tuple(STOPS))
+        tokenizer = await Tokenizer.open(fork_server, model_folder, limits, Deadlines(load=60, call=60), described.turn_settings)
+        try:
+            table = await PromptTable.open(tokenizer, PROMPTS)
+            parts = PlayerParts(engine, tokenizer, client, EpisodeLimits.of(record.spec, described.section, tokenizer.context_length))
+            sampler = EpisodeSampler(record, parts, PromptTables(table, None), described.description)
+            task = Task(task_id="t", kind=kind, version=4, groups=[GroupTask(index=index, row=index) for index in (0, 1)])
+            return await sampler.sample(task, TaskTimes(received=1))
+        finally:
+            await tokenizer.close()
+            await channel.close()
+            await server.stop(None)
+
+    return sampled
+
+
+def ends(groups):
+    return [EndReason.Name(sample.episode.end_reason).removeprefix("END_REASON_") for group in groups for sample in group.samples]
+
+
+def samples(groups):
+    return [(sample.token_ids, sample.logprobs, [str(span) for span in sample.spans]) for group in groups for sample in group.samples]
+
+
+async def test_an_episode_is_one_sample_of_drawn_turns_and_what_was_said_between_them(play):
+    world = World()
+    groups = await play(world)
+    full = [sample for group in groups for sample in group.samples if len(sample.episode.turns) == 3]
+    assert full, "some episodes have all of their turns"
+    for sample in full:
+        ids = np.frombuffer(sample.token_ids, "<i4").tolist()
+        assert [span.start for span in sample.spans] == [0, *[span.end for span in sample.spans[:-1]]]
+        assert sample.spans[-1].end == len(ids) == len(sample.logprobs) // 4
+        assert [(span.kind, span.trainable, span.turn) for span in sample.spans] == [
+            (SPAN_KIND_POLICY, True, 0),
+            (SPAN_KIND_USER, False, 0),
+            (SPAN_KIND_POLICY, True, 1),
+            (SPAN_KIND_USER, False, 1),
+            (SPAN_KIND_POLICY, True, 2),
+        ]
+        assert {span.version for span in sample.spans} == {4}
+        for span in sample.spans:
+            if span.kind == SPAN_KIND_USER:
+                assert ids[span.start : span.end] == [3, 4]
+                assert not np.frombuffer(sample.logprobs, "<f4")[span.start : span.end].any()
+        assert [turn.seed for turn in sample.episode.turns] == [turn_seed(sample.seed, n) for n in range(3)]
+        assert (sample.episode.outcome.status, sample.episode.outcome.reward) == (REWARD_STATUS_OK, 0.75)
+        assert dict(sample.episode.outcome.components) == {"steps": 3.0}
+    assert [sample.seed for sample in groups[1].samples] == [sample_seed(0, "train", 1, n) for n in range(3)]
+    assert {(request.seed, request.item_json) for request in world.opened if request.episode_id.startswith("train.4.1.")} == {
+        (environment_seed(0, "train", 1), '{"answer": "e"}')
+    }
+    assert sorted(world.closed) == sorted(world.known), "every session is closed"
+
+
+async def test_each_turn_is_drawn_from_all_tokens_before_it(play, engine):
+    """What the engine gives for prompt and tokens so far is what the sample holds."""
+
+    group = (await play(World()))[0]
+    prompt = tuple(np.frombuffer(group.prompt_ids, "<i4").tolist())
+    for sample in group.samples:
+        ids = tuple(np.frombuffer(sample.token_ids, "<i4").tolist())
+        for turn in sample.episode.turns:
+            (drawn,) = await engine.generate([PromptGroup("again", prompt + ids[: turn.start], (turn.seed,))])
+            assert drawn.completions[0].token_ids == ids[turn.start : turn.end]
+            assert drawn.completions[0].logprobs == sample.logprobs[4 * turn.start : 4 * turn.end]
+
+
+async def test_faults_that_pass_and_sessions_that_are_lost_leave_the_same_samples(play):
+    clean = samples(await play(World()))
+    failed = set()
+
+    def once(world, request):
+        key = getattr(request, "episode_id", None) or request.session.partition("/")[0]
+        if hasattr(request, "assistant") and request.turn == 1 and key not in failed:
+            failed.add(key)
+            if key.endswith(".0"):
+                return StepResponse(status=ENVIRONMENT_STATUS_ERROR, reason="a host went away")
+            world.known.discard(request.session)
+        return None
+
+    world = World(hook=once)
+    groups = await play(world)
+    assert samples(groups) == clean
+    again = [request for request in world.opened if request.attempt == 1]
+    assert {request.episode_id for request in again} == {key for key in failed if key.endswith(".0")}
+    assert all(
+        sample.episode.attempt == (1 if f"train.4.{sample.sample_id}" in failed and sample.n == 0 else 0) for sample in groups[0].samples
+    )
+
+
+async def test_a_fault_that_stays_masks_the_sample_and_gives_it_no_reward(play):
+    def hook(world, request):
+        if hasattr(request, "assistant") and request.session.startswith("train.4.0.1/"):
+            return StepResponse(status=ENVIRONMENT_STATUS_ERROR, reason="no disk")
+        return None
+
+    world = World(hook=hook)
+    groups = await play(world)
+    broken, whole = groups[0].samples[1], [sample for group in groups for sample in group.samples if sample.sample_id != "0.1"]
+    assert (broken.episode.outcome.status, broken.episode.outcome.reward) == (REWARD_STATUS_INVALID, 0.0)
+    assert broken.episode.outcome.reason == "the environment failed in 3 attempts: no disk"
+    assert all(sample.episode.outcome.status == REWARD_STATUS_OK for sample in whole)
+    assert sorted(request.attempt for request in world.opened if request.episode_id == "train.4.0.1") == [0, 1, 2]
+
+
+async def test_an_item_that_cannot_be_judged_is_not_tried_again(play):
+    def hook(world, request):
+        return OpenResponse(status=ENVIRONMENT_STATUS_INVALID, reason="no such level") if not hasattr(request, "assistant") else None
+
+    world = World(hook=hook)
+    groups = await play(world)
+    assert ends(groups) == ["FAILED"] * 6
+    assert {sample.episode.outcome.reason for group in groups for sample in group.samples} == {"no such level"}
+    assert len(world.opened) == 6
+
+
+async def test_an_environment_that_is_away_is_waited_for_and_shown(play):
+    presence, shown = WorkerPresence(worker="worker", role="rollout", incarnation="1"), []
+
+    def hook(world, request):
+        if hasattr(request, "assistant"):
+            return None
+        shown.append(presence.trouble)
+        away = len(world.opened) < 8
+        return OpenResponse(status=ENVIRONMENT_STATUS_ERROR, reason="nobody listens at http://host", is_away=True) if away else None
+
+    world = World(hook=hook)
+    groups = await play(world, presence=presence)
+    assert "FAILED" not in ends(groups)
+    assert "nobody listens at http://host" in shown
+    assert presence.trouble == ""
+    assert {request.attempt for request in world.opened} == {0}
+
+
+@pytest.mark.parametrize(
+    ("environment", "reasons"),
+    [
+        ({"max_turns": 2}, {"MAX_TURNS", "LENGTH"}),
+        ({"max_turns": 100, "max_tokens": NEW_TOKENS + 1}, {"MAX_TOKENS", "LENGTH"}),
+        ({"max_turns": 100}, {"CONTEXT", "LENGTH"}),
+    ],
+)
+async def test_a_limit_ends_an_episode_and_the_environment_judges_its_state(play, environment, reasons):
+    world = World(last=1000)
+    groups = await play(world, **environment)
+    assert set(ends(groups)) <= reasons
+    assert set(ends(groups)) - {"LENGTH"} or set(ends(groups)) == {"LENGTH"}
+    for group in groups:
+        for sample in group.samples:
+            key = f"train.4.{sample.sample_id}"
+            steps = [request for request in world.stepped if request.session.startswith(f"{key}/")]
+            assert [request.is_last for request in steps] == [False] * (len(steps) - 1) + [True]
+            assert steps[-1].end_reason == EndReason.Name(sample.episode.end_reason).removeprefix("END_REASON_").lower()
+            assert sample.episode.outcome.reward == 0.25 * len(steps)
+            tokens = len(sample.token_ids) + len(group.prompt_ids)
+            assert tokens <= 4 * 64, "the model's context"
+
+
+async def test_no_reward_is_a_failure_and_not_zero_unless_a_scorer_gives_one(play):
+    def hook(world, request):
+        return StepResponse(status=ENVIRONMENT_STATUS_OK, done=True) if hasattr(request, "assistant") else None
+
+    groups = await play(World(hook=hook))
+    assert ends(groups) == ["FAILED"] * 6
+    assert "gave no reward; return one with its last answer" in groups[0].samples[0].episode.outcome.reason
+    scored = await play(World(hook=hook), reward={"service": "grpc://scorer:1"})
+    assert {sample.episode.outcome.status for group in scored for sample in group.samples} == {REWARD_STATUS_OK}
+
+
+async def test_the_first_messages_of_the_environment_take_the_place_of_the_rows_prompt(play):
+    groups = await play(World(first="gfed"))
+    assert [np.frombuffer(group.prompt_ids, "<i4").tolist() for group in groups] == [[9, 8, 7, 6]] * 2
+    assert [group.prompt_text for group in groups] == ["gfed"] * 2
+
+
+async def test_a_group_whose_episodes_begin_differently_is_the_environments_fault(play):
+    def hook(world, request):
+        if hasattr(request, "assistant"):
+            return
+        world.first = "ab" if request.episode_id.endswith(".1") else "cd"
+        return
+
+    presence = WorkerPresence(worker="worker", role="rollout", incarnation="1")
+    with pytest.raises(EnvironmentFaultError, match="begins the episodes of group 0 with different messages"):
+        await play(World(hook=hook), presence=presence)
+    assert presence.fatal
+
+
+async def test_held_out_rows_are_played_greedily_once(play):
+    world = World()
+    groups = await play(world, kind=TaskKind.TASK_KIND_EVALUATION)
+    assert [len(group.samples) for group in groups] == [1, 1]
+    assert {request.seed for request in world.opened} == {environment_seed(0, "evaluation", index) for index in (0, 1)}
+
+
+async def test_a_cancelled_task_leaves_no_episode_behind(play):
+    reached = asyncio.Event()
+
+    def hook(world, request):
+        reached.set()
+        return OpenResponse(status=ENVIRONMENT_STATUS_ERROR, reason="away", is_away=True)
+
+    playing = asyncio.create_task(play(World(hook=hook)))
+    await reached.wait()
+    playing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await playing
