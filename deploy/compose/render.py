@@ -26,6 +26,10 @@ REWARDS = {
     "GRADBUS_ALLOWED_HOSTS": '${REWARD_HOSTS:-["example-reward", "example-reward-http"]}',
     "GRADBUS_PYTHON_GRADERS": "${PYTHON_GRADERS:-true}",
 }
+ENVIRONMENTS = {
+    "GRADBUS_ALLOWED_HOSTS": "${ENVIRONMENT_HOSTS:-[]}",
+    "GRADBUS_PYTHON_ENVIRONMENTS": "${PYTHON_ENVIRONMENTS:-true}",
+}
 BROADCAST = {"GRADBUS_BROADCAST_BACKEND": "${BROADCAST_BACKEND:-gloo}"}
 """By gloo, because NCCL refuses two processes on one card."""
 ONE_CARD = "${TRAINER_GPU:-0}"
@@ -72,6 +76,13 @@ CONTAINERS = {
         start_period="60s",
         extra=('extra_hosts: ["host.docker.internal:host-gateway"]',),
         comment="Not ready while REWARD_SERVICE has an address that no scorer may have; the shorter start period shows that soon.",
+    ),
+    "environment": Container(
+        "environment",
+        "${ENVIRONMENT_MEMORY:-2g}",
+        ENVIRONMENTS,
+        networks=("rewards",),
+        extra=('extra_hosts: ["host.docker.internal:host-gateway"]',),
     ),
     "reference": Container("reference", "${REFERENCE_MEMORY:-4g}", extra=("scale: ${CPU_WORKERS:-1}",)),
     "conductor": Container("conductor", "${CONDUCTOR_MEMORY:-2g}", {"GRADBUS_TRACE_GROUPS": "${TRACE_GROUPS:-0.01}"}),

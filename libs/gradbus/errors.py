@@ -15,7 +15,8 @@ GradbusError
 ├── StorageError           object storage or the weight store does not answer, or refuses
 ├── DiskError              a folder of this machine cannot be written, or is full
 ├── FencedError            a newer term owns the run; this process must let go
-├── ScorerError            a scorer as a whole failed (never a reward of 0)
+├── UserCodeError          a user's service or Python failed as a whole, or may not be used
+│   └── ScorerError            a scorer as a whole failed (never a reward of 0)
 ├── GraderError            a grader's template, formula or source is wrong
 ├── ManifestError          a manifest is incomplete, or contradicts itself
 ├── HistoryError           a manifest contradicts what was published or committed before
@@ -129,7 +130,11 @@ class FencedError(GradbusError):
     """A newer term owns the run; the process that gets this error stops working on the run."""
 
 
-class ScorerError(GradbusError):
+class UserCodeError(GradbusError):
+    """A user's service or Python failed as a whole, or may not be used."""
+
+
+class ScorerError(UserCodeError):
     """A scorer failed as a whole: none of the samples it was given has a reward."""
 
 

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 
 import grpc.aio
 
+from gradbus.sandbox.budget import ProcessBudget
+from gradbus.user_services.addresses import AddressPolicy
 from gradbus.v1 import reward_pb2, reward_service_pb2_grpc
-from gradbus_reward.sandbox.budget import ProcessBudget
 from gradbus_reward.sandbox.pool import PoolSettings
-from gradbus_reward.scorers.addresses import AddressPolicy
 from gradbus_reward.scorers.factory import ScorerSettings, create_scorer
 
 OK, INVALID, ERROR = reward_pb2.REWARD_STATUS_OK, reward_pb2.REWARD_STATUS_INVALID, reward_pb2.REWARD_STATUS_ERROR

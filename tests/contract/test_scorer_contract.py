@@ -22,8 +22,8 @@ from scorer_lab import (
     scored,
 )
 
+from gradbus.sandbox.budget import ProcessBudget
 from gradbus.v1 import reward_service_pb2_grpc
-from gradbus_reward.sandbox.budget import ProcessBudget
 from gradbus_reward.scorers.factory import create_scorer
 
 

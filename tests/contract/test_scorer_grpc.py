@@ -8,9 +8,9 @@ import grpc.aio
 import pytest
 from scorer_lab import ERROR, scored
 
+from gradbus.user_services.addresses import AddressPolicy, Endpoint
 from gradbus.v1 import reward_pb2
 from gradbus_reward.scorers import grpc as grpc_scorer
-from gradbus_reward.scorers.addresses import AddressPolicy, Endpoint
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, SETTINGS, PING, WINDOW_UPDATE = 0, 1, 4, 6, 8

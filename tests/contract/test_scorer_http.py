@@ -20,9 +20,9 @@ from scorer_lab import (
     write_json,
 )
 
+from gradbus.sandbox.budget import ProcessBudget
+from gradbus.user_services.addresses import AddressPolicy, Endpoint
 from gradbus.v1 import reward_pb2
-from gradbus_reward.sandbox.budget import ProcessBudget
-from gradbus_reward.scorers.addresses import AddressPolicy, Endpoint
 from gradbus_reward.scorers.factory import create_scorer
 from gradbus_reward.scorers.results import max_response_bytes
 

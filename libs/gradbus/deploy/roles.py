@@ -99,6 +99,18 @@ ROLES: Final[Mapping[str, Role]] = {
             ),
         ),
         Role(
+            "environment",
+            serves="grpc",
+            stores_objects=False,
+            operator_settings=(
+                "GRADBUS_ALLOWED_HOSTS",
+                "GRADBUS_ALLOW_UNISOLATED_NETWORK",
+                "GRADBUS_CHILDREN",
+                "GRADBUS_MAX_CHILDREN",
+                "GRADBUS_SESSION_SECONDS",
+            ),
+        ),
+        Role(
             "reference",
             serves="grpc",
             computes=True,
@@ -145,6 +157,12 @@ SHARED_SETTINGS: Final = (
     "OTEL_",
 )
 """Names of variables, or how they begin, that an operator may set for every role."""
+
+
+def address_variable(server: str) -> str:
+    """The variable with the address of a gRPC server."""
+    # A process's environment is something else.
+    return "GRADBUS_ENVIRONMENT_ADDRESS" if server == "environment" else f"GRADBUS_{server.upper()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +218,7 @@ def role_environment(role: Role, placement: Placement) -> dict[str, str]:
         environment |= {"GRADBUS_BUFFER_URL": placement.buffer_url, "GRADBUS_BUFFER_USER": role.name}
     if role.stores_objects:
         environment["GRADBUS_OBJECTS_URL"] = placement.objects_url
-    environment |= {f"GRADBUS_{server.upper()}": placement.grpc[server] for server in role.calls}
+    environment |= {address_variable(server): placement.grpc[server] for server in role.calls}
     if role.serves:
         environment["GRADBUS_LISTEN"] = placement.listen
     if role.serves == "rest":

@@ -18,6 +18,7 @@ SHARES: Final[Mapping[str, float]] = {
     "rollout": 0.35,
     "reference": 0.15,
     "reward": 0.2,
+    "environment": 0.2,
     "conductor": 0.15,
     "gateway": 0.1,
     "weight_store": 0.1,

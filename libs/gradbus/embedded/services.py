@@ -19,19 +19,26 @@ from gradbus.embedded.processes import Program
 from gradbus.embedded.servers import ENVIRONMENT
 from gradbus.embedded.state import StateFolder
 
-REFERENCE: Final = "reference"
+ON_DEMAND: Final = ("reference", "environment")
+"""Services that run only while a run needs them."""
 _INHERITED: Final = (
     *("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ"),
     *("PYTHONPATH", "LD_LIBRARY_PATH"),  # a service finds the packages and the GPU's libraries that the stack itself finds
     *("GRADBUS_LOG_LEVEL", "GRADBUS_KERNELS", "NUMBA_CACHE_DIR"),
 )
 _DEVICE: Final = "GRADBUS_DEVICE"
+_RUN_USERS_PYTHON: Final[Mapping[str, str]] = {
+    "reward": "GRADBUS_PYTHON_GRADERS",
+    "gateway": "GRADBUS_PYTHON_GRADERS",
+    "environment": "GRADBUS_PYTHON_ENVIRONMENTS",
+}
+"""Role to the variable that lets it run, or accept, users' Python."""
 _LAUNCHER_BYTES: Final = 1 << 30
 """What torchrun may take beside the ranks: it imports torch."""
 
 
 def service_names(trainers: int, rollouts: int) -> list[str]:
-    """Names of the processes in the order of their start; the reference service is started when a run needs it."""
+    """Names of the processes in the order of their start, without those that are started when a run needs them."""
     workers = [f"{role}-{number}" for role, count in (("trainer", trainers), ("rollout", rollouts)) for number in range(count)]
     return ["weight_store", "reward", "conductor", "gateway", *workers]
 
@@ -105,8 +112,8 @@ class StackPrograms:
         if environment.get(_DEVICE, CPU) == CPU:  # a GPU's driver reserves far more than it takes
             environment["GRADBUS_MEMORY_LIMIT"] = str(self.config.memory_limit(role.name))
         # On loopback the user is the operator, so scorers on this machine and Python graders are allowed.
-        if role.name in {"reward", "gateway"}:
-            environment |= {"GRADBUS_ALLOW_LOOPBACK": "true", "GRADBUS_PYTHON_GRADERS": "true"}
+        if role.name in _RUN_USERS_PYTHON:
+            environment |= {"GRADBUS_ALLOW_LOOPBACK": "true", _RUN_USERS_PYTHON[role.name]: "true"}
         if role.name == "gateway" and self.config.model_roots:
             environment["GRADBUS_MODEL_ROOTS"] = json.dumps([str(root.absolute()) for root in self.config.model_roots])
         return environment

@@ -6,6 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from types import TracebackType
 from typing import Any, Self
 
@@ -18,9 +19,9 @@ from gradbus.embedded.ports import Ports
 from gradbus.embedded.probes import Probe, buffer_ready, nats_ready, service_ready
 from gradbus.embedded.processes import Program, SupervisedProcess, wait_until_gone
 from gradbus.embedded.servers import buffer_command, nats_command
-from gradbus.embedded.services import REFERENCE, StackPrograms, service_names
+from gradbus.embedded.services import ON_DEMAND, StackPrograms, service_names
 from gradbus.embedded.state import StateFolder
-from gradbus.embedded.watches import watch_reference, watch_volume
+from gradbus.embedded.watches import watch_needs, watch_volume
 from gradbus.errors import StackError
 from gradbus.telemetry import get_logger
 
@@ -104,14 +105,14 @@ class Stack:
         self._ports = Ports(self.state.read("ports.json"))
         self._programs = programs = StackPrograms(self.config, self.state, Credentials(self.state.secrets), self._ports)
         programs.check()
-        programs.choose_ports([*services, REFERENCE])
+        programs.choose_ports([*services, *ON_DEMAND])
         self._start_servers()
         await self.until_ready(_SERVERS, deadline - time.monotonic())
         await self._load_functions()
         for name in services:
             self._start_service(name)
         self.state.write("gateway.json", {"url": self.url})
-        self._watch("reference", watch_reference(self._bus_settings(), self._set_reference_needed))
+        self._watch("needs", watch_needs(self._bus_settings(), self._set_needed))
         self._watch("volume", watch_volume(self.state.nats, lambda: self.kill("nats")))
         self._watch("memory", watch_memory(self._memory_limits, self._kill_oversized))
         await self.until_ready(services, deadline - time.monotonic())
@@ -160,14 +161,15 @@ class Stack:
         finally:
             await client.aclose()
 
-    async def _set_reference_needed(self, needed: bool) -> None:
-        running = REFERENCE in self._processes
-        if needed and not running:
-            self._start_service(REFERENCE)
-        elif running and not needed:
-            await self._processes[REFERENCE].stop(_SERVICE_STOP_SECONDS)
-            del self._processes[REFERENCE]
-            self._write_state()
+    async def _set_needed(self, needed: AbstractSet[str]) -> None:
+        for name in ON_DEMAND:
+            running = name in self._processes
+            if name in needed and not running:
+                self._start_service(name)
+            elif running and name not in needed:
+                await self._processes[name].stop(_SERVICE_STOP_SECONDS)
+                del self._processes[name]
+                self._write_state()
 
     async def _stop(self) -> None:
         for watch in self._watches:

@@ -1,4 +1,4 @@
-"""Background watches of the embedded stack: which runs need the reference service, and whether NATS's volume is full."""
+"""Background watches of the embedded stack: which services the runs need, and whether NATS's volume is full."""
 
 from __future__ import annotations
 
@@ -27,37 +27,38 @@ _ROOM_BYTES = 3 << 30
 """Free space that NATS needs to start."""
 
 
-class ReferenceUsers:
-    """The active runs that use the reference model, kept as the bucket `runs` changes. A spec is read once, for it never changes."""
+class NeededServices:
+    """The services that active runs need, kept as the bucket `runs` changes. A spec is read once, for it never changes."""
 
     def __init__(self, runs: View) -> None:
         self._runs = runs
-        self._users: set[str] = set()
-        """Active or not."""
+        self._needs: dict[str, frozenset[str]] = {}
+        """By run, active or not."""
         self._active: set[str] = set()
         runs.listen(self._update)
 
     @property
-    def any(self) -> bool:
-        """Whether there is such a run."""
-        return bool(self._active)
+    def names(self) -> frozenset[str]:
+        """Names of the services."""
+        return frozenset().union(*(self._needs[run_id] for run_id in self._active))
 
     def _update(self, key: str) -> None:
         run_id, _, kind = key.rpartition(".")
         if kind == "spec":
-            self._users.discard(run_id)
-            if _needs_reference(self._runs.get(key)):
-                self._users.add(run_id)
+            self._needs.pop(run_id, None)
+            if needs := _needs(self._runs.get(key)):
+                self._needs[run_id] = needs
         if kind in {"spec", "status"}:
             self._active.discard(run_id)
-            if run_id in self._users and not _is_final(self._runs.get(f"{run_id}.status")):
+            if run_id in self._needs and not _is_final(self._runs.get(f"{run_id}.status")):
                 self._active.add(run_id)
 
 
-async def watch_reference(settings: BusSettings, set_needed: Callable[[bool], Awaitable[None]]) -> None:
-    """Calls `set_needed` whenever the answer may have changed, until cancelled.
+async def watch_needs(settings: BusSettings, set_needed: Callable[[frozenset[str]], Awaitable[None]]) -> None:
+    """Calls `set_needed` with the services that runs need whenever they may have changed, until cancelled.
 
-    The reference service holds a model in memory, so the stack runs it only while an active run needs it.
+    The reference service holds a model in memory, and few runs have an environment, so the stack runs these services only while an active
+    run needs them.
     """
     while True:
         try:
@@ -65,10 +66,10 @@ async def watch_reference(settings: BusSettings, set_needed: Callable[[bool], Aw
             try:
                 bucket = await bus.bucket(Buckets.RUNS)
                 async with bucket.view("*.*") as view:
-                    users = ReferenceUsers(view)
+                    needed = NeededServices(view)
                     while True:
                         view.changed.clear()
-                        await set_needed(users.any)
+                        await set_needed(needed.names)
                         await asyncio.sleep(_LOOK_SECONDS)
                         await view.changed.wait()
             finally:
@@ -97,12 +98,16 @@ async def watch_volume(folder: Path, restart_nats: Callable[[], Awaitable[None]]
         await asyncio.sleep(_VOLUME_SECONDS)
 
 
-def _needs_reference(record: bytes | None) -> bool:
+def _needs(record: bytes | None) -> frozenset[str]:
+    if record is None:
+        return frozenset()
     try:
-        return record is not None and needs_reference_service(RunRecord.model_validate_json(record).spec)
+        spec = RunRecord.model_validate_json(record).spec
     except ValidationError as error:
         _log.warning("run_unreadable", faults=error.error_count())
-        return False
+        return frozenset()
+    wanted = {"reference": needs_reference_service(spec), "environment": spec.environment is not None}
+    return frozenset(name for name, is_needed in wanted.items() if is_needed)
 
 
 def _is_final(status: bytes | None) -> bool:

@@ -11,16 +11,16 @@ from typing import Any
 
 import grpc
 
-from gradbus.errors import ScorerError
+from gradbus.errors import UserCodeError
 from gradbus.process import Process
 from gradbus.process.limits import return_memory
 from gradbus.rpc import RpcServer
 from gradbus.telemetry import get_logger
+from gradbus.user_services.addresses import HostUnknownError
 from gradbus.v1.reward_pb2 import SampleReward, ScoreRequest, ScoreResponse
 from gradbus.v1.reward_service_pb2_grpc import RewardServiceServicer, add_RewardServiceServicer_to_server
 from gradbus_reward.sandbox.pool import PoolSettings
 from gradbus_reward.sandbox.process import GraderProcess
-from gradbus_reward.scorers.addresses import HostUnknownError
 from gradbus_reward.scorers.base import Scorer
 from gradbus_reward.scorers.cache import DEFAULT_TIMEOUT_SECONDS, ScorerCache
 from gradbus_reward.scorers.relay import remove_abandoned_folders
@@ -99,7 +99,7 @@ async def _check_operator_scorer(settings: RewardSettings, stopping: asyncio.Eve
         except HostUnknownError as error:
             _log.warning("scorer_not_found", error=f"REWARD_SERVICE={settings.reward_service}: {error}; start it on the scorers' network")
             break
-        except ScorerError as error:
+        except UserCodeError as error:
             _log.error("scorer_refused", error=f"REWARD_SERVICE={settings.reward_service}: {error}; set another address")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_RETRY_SECONDS):
@@ -111,7 +111,7 @@ async def _log_confinement(pool: PoolSettings) -> None:
     """Logs which layers of the confinement work here, because containers and kernels differ."""
     try:
         process = await GraderProcess.start({}, allow_network=pool.allow_unisolated_network)
-    except ScorerError as error:
+    except UserCodeError as error:
         _log.error("python_graders_cannot_run", error=str(error))
         return
     layers = process.layers

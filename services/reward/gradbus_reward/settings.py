@@ -7,8 +7,8 @@ from urllib.parse import urlsplit
 from pydantic import Field
 
 from gradbus.process import ProcessSettings
+from gradbus.user_services.addresses import AddressPolicy
 from gradbus_reward.sandbox.pool import PoolSettings
-from gradbus_reward.scorers.addresses import AddressPolicy
 from gradbus_reward.scorers.factory import ScorerSettings
 
 

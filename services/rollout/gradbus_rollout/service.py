@@ -119,9 +119,9 @@ class RolloutService:
         """Connects to the run's environment, and asks what it is."""
         heartbeat, settings = self._clients.heartbeat, self._settings
         heartbeat.show_preparing("asks the environment for its tools")
-        channel = open_channel(settings.environment, settings.rpc_token.get_secret_value(), settings.identity)
+        channel = open_channel(settings.environment_address, settings.rpc_token.get_secret_value(), settings.identity)
         opened.push_async_callback(channel.close)
-        client = EnvironmentClient(EnvironmentServiceStub(channel), settings.environment, record, heartbeat.presence)
+        client = EnvironmentClient(EnvironmentServiceStub(channel), settings.environment_address, record, heartbeat.presence)
         return RunEnvironment(section, client, await client.describe())
 
     async def _prepared(self, record: RunRecord, data: _Data, opened: AsyncExitStack) -> _Prepared:

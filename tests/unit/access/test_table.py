@@ -9,9 +9,9 @@ from gradbus.access.markdown import render_markdown
 from gradbus.access.table import KEYS, METHODS, READERS, ROLE_NAMES, in_role_order
 from gradbus.bus import Buckets
 from gradbus.deploy.roles import ROLES
-from gradbus.v1 import reference_service_pb2, reward_service_pb2, weight_store_service_pb2
+from gradbus.v1 import environment_service_pb2, reference_service_pb2, reward_service_pb2, weight_store_service_pb2
 
-CONTRACTS = (weight_store_service_pb2, reward_service_pb2, reference_service_pb2)
+CONTRACTS = (weight_store_service_pb2, reward_service_pb2, environment_service_pb2, reference_service_pb2)
 BUCKETS = {value for name, value in vars(Buckets).items() if name.isupper()}
 
 
@@ -33,7 +33,8 @@ def test_every_bucket_has_writers_and_readers():
 def test_a_role_has_the_rights_of_the_wires_it_uses():
     assert set(NATS_USERS) == {"supervisor", "gateway", "conductor", "rollout", "trainer", "reference", "weight_store"}
     assert set(BUFFER_USERS) == {"supervisor", "gateway", "conductor", "rollout", "trainer"}
-    assert set(SERVERS) == {"weight_store", "reward", "reference"}
+    assert set(SERVERS) == {"weight_store", "reward", "environment", "reference"}
+    assert CALLERS["environment"] == ("rollout",)
     assert CALLERS["reward"] == CALLERS["reference"] == ("conductor",)
 
 

@@ -30,11 +30,12 @@ GPU = {"reference-gpu", "trainer-gpu", "rollout-gpu"}
 OBSERVABILITY = {"collector", "prometheus", "tempo", "loki", "grafana"}
 ALONE = {"collector"}
 """Its image has only one program, so no health check can run in it."""
-OURS = {"weight-store", "reward", "reference", "conductor", "trainer", "rollout", "gateway"}
+OURS = {"weight-store", "reward", "environment", "reference", "conductor", "trainer", "rollout", "gateway"}
 DOCKERFILES = sorted([*ROOT.glob("services/*/*Dockerfile"), *ROOT.glob("examples/rewards/*/Dockerfile")])
 SETTINGS = {
     "weight-store": "gradbus_weight_store.settings.WeightStoreSettings",
     "reward": "gradbus_reward.settings.RewardSettings",
+    "environment": "gradbus_environment.settings.EnvironmentSettings",
     "reference": "gradbus_reference.settings.ReferenceSettings",
     "conductor": "gradbus_conductor.settings.Settings",
     "trainer": "gradbus_trainer.settings.Settings",
@@ -91,9 +92,14 @@ def test_a_service_has_the_environment_of_its_role_and_options_that_an_operator_
     own = role_environment(role, container_placement(role))
     assert environment.items() >= own.items()
     # The embedded stack sets these itself, or has no use for them: on loopback the gateway speaks HTTP.
-    shared = {"GRADBUS_LOG_LEVEL", "GRADBUS_MEMORY_LIMIT", "GRADBUS_PYTHON_GRADERS", "GRADBUS_HTTPS_DIR", "TMPDIR"} | (
-        {"AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP", "AWS_REGION", "NO_PROXY", "no_proxy"} & set(environment)
-    )
+    shared = {
+        "GRADBUS_LOG_LEVEL",
+        "GRADBUS_MEMORY_LIMIT",
+        "GRADBUS_PYTHON_GRADERS",
+        "GRADBUS_PYTHON_ENVIRONMENTS",
+        "GRADBUS_HTTPS_DIR",
+        "TMPDIR",
+    } | ({"AWS_ENDPOINT_URL", "AWS_ALLOW_HTTP", "AWS_REGION", "NO_PROXY", "no_proxy"} & set(environment))
     allowed = (*role.operator_settings, *SHARED_SETTINGS)
     assert [variable for variable in environment.keys() - own.keys() - shared if not variable.startswith(allowed)] == []
 
@@ -233,7 +239,7 @@ def test_what_holds_state_has_no_way_out():
     for name in ("internal", "storage", "telemetry"):
         assert COMPOSE["networks"][name] == {"internal": True, "driver_opts": {"com.docker.network.bridge.inhibit_ipv4": "true"}}
     outside = {name for name, service in SERVICES.items() if set(service.get("networks", [])) - {"internal", "storage", "telemetry"}}
-    assert outside == {"gateway", "reward", "grafana"} | EXAMPLES
+    assert outside == {"gateway", "reward", "environment", "grafana"} | EXAMPLES
 
 
 def test_object_storage_is_reached_by_those_who_have_its_key_and_by_its_s3_alone():

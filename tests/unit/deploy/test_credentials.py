@@ -44,6 +44,7 @@ def test_secrets_are_made_once(tmp_path):
         ("conductor", {"gradbus_nats_password", "gradbus_buffer_password", "gradbus_rpc_token"}),
         ("rollout", {"gradbus_nats_password", "gradbus_buffer_password", "gradbus_rpc_token"}),
         ("reward", {"gradbus_rpc_callers"}),
+        ("environment", {"gradbus_rpc_callers"}),
         ("reference", {"gradbus_nats_password", "gradbus_rpc_callers"}),
         ("weight_store", {"gradbus_nats_password", "gradbus_rpc_callers"}),
     ],

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from gradbus.access import CALLERS, NATS_USERS
-from gradbus.deploy.roles import ROLES, container_placement, role_environment
+from gradbus.deploy.roles import ROLES, address_variable, container_placement, role_environment
 from gradbus.deploy.secrets import write_secrets
 
 
@@ -27,9 +27,7 @@ def test_a_role_gets_the_addresses_of_the_servers_that_it_uses(name):
     environment = role_environment(role, container_placement(role))
     assert ("GRADBUS_NATS_URL" in environment) == ("GRADBUS_NATS_USER" in environment) == role.uses_nats
     assert ("GRADBUS_BUFFER_URL" in environment) == ("GRADBUS_BUFFER_USER" in environment) == role.uses_buffer
-    assert {f"GRADBUS_{server.upper()}" for server in CALLERS} & environment.keys() == {
-        f"GRADBUS_{server.upper()}" for server in role.calls
-    }
+    assert set(map(address_variable, CALLERS)) & environment.keys() == set(map(address_variable, role.calls))
     assert ("GRADBUS_LISTEN" in environment) == bool(role.serves)
 
 

@@ -12,7 +12,7 @@ from gradbus.deploy.secrets import api_key, authority, grafana_password, write_s
 from gradbus.errors import SettingsError
 from gradbus.tls import read_identity
 
-SERVICES = ("gateway", "conductor", "rollout", "trainer", "reward", "reference", "weight_store", "supervisor")
+SERVICES = ("gateway", "conductor", "rollout", "trainer", "reward", "environment", "reference", "weight_store", "supervisor")
 
 
 @pytest.fixture
@@ -63,11 +63,11 @@ def test_the_buffer_is_told_hashes_and_writes_every_answer_to_disk(state):
     assert "appendfsync always" in (state / "secrets/buffer/buffer.conf").read_text()
 
 
-def test_services_that_store_objects_have_the_key_that_the_server_knows_and_reward_has_none(state):
+def test_services_that_store_objects_have_the_key_that_the_server_knows_and_those_that_run_users_code_have_none(state):
     server = json.loads((state / "secrets/objects/s3.json").read_text())["identities"][0]
     for role in SERVICES:
         kept = state / "secrets" / role / "gradbus_objects_credentials"
-        if role == "reward":
+        if role in {"reward", "environment"}:
             assert not kept.exists()
             continue
         pair = json.loads(kept.read_text())

@@ -4,8 +4,9 @@ import pytest
 
 from gradbus.bus import View
 from gradbus.control.runs import RunRecord, RunStatus
-from gradbus.embedded.watches import ReferenceUsers
+from gradbus.embedded.watches import NeededServices
 from gradbus.spec import RunSpec
+from gradbus.spec.sections import EnvironmentSpec
 
 GRADER = {"grader": {"type": "string_check", "input": "a", "reference": "b", "operation": "eq"}}
 
@@ -25,6 +26,12 @@ def record(kl: float, reward: dict[str, object] = GRADER, **trainer: object) -> 
     return RunRecord(run_id="run-1", spec=spec, created_unix_ns=1).to_bytes()
 
 
+def with_environment() -> bytes:
+    spec = RunRecord.model_validate_json(record(0.0)).spec
+    spec = spec.model_copy(update={"environment": EnvironmentSpec(service="http://127.0.0.1:1/world")})
+    return RunRecord(run_id="run-1", spec=spec, created_unix_ns=1).to_bytes()
+
+
 def view_of(entries: dict[str, bytes]) -> View:
     view = View(None, "runs", "*.*")
     view._entries.update(entries)
@@ -32,7 +39,7 @@ def view_of(entries: dict[str, bytes]) -> View:
 
 
 def reference_needed(entries: dict[str, bytes]) -> bool:
-    return ReferenceUsers(view_of(entries)).any
+    return "reference" in NeededServices(view_of(entries)).names
 
 
 @pytest.mark.parametrize(
@@ -73,13 +80,13 @@ def test_what_cannot_be_read_asks_for_nothing():
 
 def test_what_is_needed_follows_each_change_of_a_run():
     view = view_of({"run-1.spec": record(0.0)})
-    users = ReferenceUsers(view)
+    needed = NeededServices(view)
 
     def change(key: str, value: bytes | None) -> bool:
         view._entries.pop(key, None) if value is None else view._entries.update({key: value})
         for listener in view._listeners:
             listener(key)
-        return users.any
+        return "reference" in needed.names
 
     assert not change("run-1.status", RunStatus(state="running").to_bytes())
     assert change("run-2.spec", record(0.1))
@@ -87,3 +94,9 @@ def test_what_is_needed_follows_each_change_of_a_run():
     assert change("run-2.status", RunStatus(state="running").to_bytes())
     assert not change("run-2.status", RunStatus(state="cancelled").to_bytes())
     assert not change("run-2.spec", None)
+
+
+def test_the_environment_service_is_needed_while_a_run_with_an_environment_is_live():
+    assert NeededServices(view_of({"run-1.spec": record(0.1), "run-2.spec": with_environment()})).names == {"reference", "environment"}
+    over = RunStatus(state="succeeded").to_bytes()
+    assert NeededServices(view_of({"run-2.spec": with_environment(), "run-2.status": over})).names == frozenset()

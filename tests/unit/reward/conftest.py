@@ -2,8 +2,8 @@ import json
 
 import pytest
 
+from gradbus.sandbox.budget import ProcessBudget
 from gradbus.v1 import reward_pb2
-from gradbus_reward.sandbox.budget import ProcessBudget
 from gradbus_reward.sandbox.pool import PoolSettings
 from gradbus_reward.scorers.factory import ScorerSettings, create_scorer
 

@@ -2,8 +2,8 @@ import ipaddress
 
 import pytest
 
-from gradbus.errors import ScorerError
-from gradbus_reward.scorers.addresses import AddressPolicy
+from gradbus.errors import UserCodeError
+from gradbus.user_services.addresses import AddressPolicy
 
 ANY_HOST = AddressPolicy(allowed_hosts=("*",))
 EMBEDDED = AddressPolicy(allow_loopback=True)
@@ -21,14 +21,14 @@ EMBEDDED = AddressPolicy(allow_loopback=True)
     ],
 )  # fmt: skip
 def test_some_addresses_are_refused_whatever_the_operator_allows(policy, address):
-    with pytest.raises(ScorerError, match="no scorer may use"):
+    with pytest.raises(UserCodeError, match="no scorer may use"):
         policy.check("scorer", ipaddress.ip_address(address))
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1", "64:ff9b::7f00:1", "::127.0.0.1"])
 def test_loopback_needs_its_own_permission(address):
     EMBEDDED.check("localhost", ipaddress.ip_address(address))
-    with pytest.raises(ScorerError, match="loopback"):
+    with pytest.raises(UserCodeError, match="loopback"):
         ANY_HOST.check("localhost", ipaddress.ip_address(address))
 
 
@@ -42,19 +42,19 @@ def test_hosts_are_allowed_by_pattern(host):
 @pytest.mark.parametrize("host", ["other", "scorer.evil.example", "rewards.svc", "10.0.0.7"])
 def test_hosts_that_no_pattern_matches_are_refused(host):
     policy = AddressPolicy(allowed_hosts=("scorer", "*.rewards.svc"))
-    with pytest.raises(ScorerError, match="not allowed"):
+    with pytest.raises(UserCodeError, match="not allowed"):
         policy.check(host, ipaddress.ip_address("10.0.0.7"))
 
 
 @pytest.mark.parametrize("host", ["2130706433", "0x7f000001", "0177.0.0.1", "127.1", "[::ffff:127.0.0.1]", "localhost"])
 async def test_loopback_in_disguise_is_found_out(host):
-    with pytest.raises(ScorerError):
+    with pytest.raises(UserCodeError):
         await ANY_HOST.resolve(f"http://{host}:8000/score")
 
 
 @pytest.mark.parametrize("host", ["2852039166", "0xa9fea9fe", "[::ffff:a9fe:a9fe]", "169.254.43518"])
 async def test_metadata_in_disguise_is_found_out(host):
-    with pytest.raises(ScorerError):
+    with pytest.raises(UserCodeError):
         await ANY_HOST.resolve(f"http://{host}/latest/meta-data")
 
 
@@ -76,7 +76,7 @@ async def test_resolving_gives_addresses_to_connect_to():
     ],
 )
 async def test_what_is_no_usable_url_is_refused_without_repeating_secrets(url):
-    with pytest.raises(ScorerError) as caught:
+    with pytest.raises(UserCodeError) as caught:
         await EMBEDDED.resolve(url)
     assert "secret" not in str(caught.value)
 

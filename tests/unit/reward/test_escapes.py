@@ -5,9 +5,11 @@ import platform
 
 import pytest
 
+from gradbus.sandbox import seccomp
+from gradbus.sandbox.process import ProcessStoppedError
 from gradbus.v1 import reward_pb2
-from gradbus_reward.sandbox import process, seccomp
-from gradbus_reward.sandbox.process import GraderProcess, GraderStoppedError
+from gradbus_reward.sandbox import process
+from gradbus_reward.sandbox.process import GraderProcess
 
 INVALID = reward_pb2.REWARD_STATUS_INVALID
 EPERM, EROFS, ENOSYS = 1, 30, 38
@@ -112,8 +114,8 @@ async def test_raw_calls_that_reach_or_see_others_and_those_the_list_does_not_kn
 def boots_without(monkeypatch, *changes):
     """As on a kernel that lacks layers."""
     lines = "; ".join(f"c.{change}" for change in changes)
-    imports = "import gradbus_reward.sandbox.confinement as c; from gradbus_reward.sandbox import child"
-    monkeypatch.setattr(process, "_BOOT", f"import sys; sys.path.insert(0, sys.argv[1]); {imports}; {lines}; child.main()")
+    imports = "import gradbus.sandbox.confinement as c; from gradbus_reward.sandbox import child"
+    monkeypatch.setattr(process, "_BOOT", f"import sys; sys.path[:0] = sys.argv[1:3]; {imports}; {lines}; child.main()")
 
 
 CHANGES = {
@@ -176,7 +178,7 @@ async def test_a_result_larger_than_the_child_sends_is_not_kept(result):
     )
     grader = await GraderProcess.start({"grader": source + "        except OSError: pass\n"}, allow_network=False)
     kept = []
-    with pytest.raises(GraderStoppedError, match="broke its protocol"):
+    with pytest.raises(ProcessStoppedError, match="broke its protocol"):
         await grader.grade([("", "stop", "{}")], 60.0, kept.append)
     assert kept == []
     await grader.stop()

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from gradbus.errors import ScorerError
+from gradbus.errors import UserCodeError
 from gradbus.process import Process
 from gradbus.rpc import token_hash
 from gradbus_reward.service import serve
@@ -17,7 +17,7 @@ CALLERS = {"conductor": token_hash("of-the-test")}
 async def test_its_host_is_allowed_and_no_other():
     policy = RewardSettings(reward_service="grpc://192.0.2.7:50051", allowed_hosts=("scorer",)).addresses
     assert (await policy.resolve("grpc://192.0.2.7:50051")).host == "192.0.2.7"
-    with pytest.raises(ScorerError, match="not allowed"):
+    with pytest.raises(UserCodeError, match="not allowed"):
         await policy.resolve("grpc://192.0.2.8:50051")
 
 

@@ -6,11 +6,12 @@ import time
 import psutil
 import pytest
 
+from gradbus.sandbox.budget import ProcessBudget
+from gradbus.sandbox.process import SourceError
 from gradbus_reward.sandbox import pool as pool_module
 from gradbus_reward.sandbox import process
-from gradbus_reward.sandbox.budget import ProcessBudget
 from gradbus_reward.sandbox.pool import GraderPool, PoolSettings
-from gradbus_reward.sandbox.process import GraderProcess, GraderSourceError
+from gradbus_reward.sandbox.process import GraderProcess
 
 GOOD = "def grade(sample, item):\n    return 1.0"
 HANGS = "def grade(sample, item):\n    while sample['output_text'] == 'hang': pass\n    return 1.0"
@@ -133,11 +134,11 @@ async def test_a_source_that_does_not_load_is_not_loaded_again_at_once(pools, mo
     monkeypatch.setattr(GraderProcess, "start", start)
     pool = pools("1 / 0")
     for _ in range(3):
-        with pytest.raises(GraderSourceError, match="ZeroDivisionError"):
+        with pytest.raises(SourceError, match="ZeroDivisionError"):
             await pool.grade([row()], frozenset(), 60.0)
     assert len(starts) == 1
     monkeypatch.setattr(pool_module, "_FAULT_SECONDS", 0.0)
-    with pytest.raises(GraderSourceError, match="ZeroDivisionError"):
+    with pytest.raises(SourceError, match="ZeroDivisionError"):
         await pool.grade([row()], frozenset(), 60.0)
     assert len(starts) == 2
 
@@ -146,7 +147,7 @@ async def test_a_source_that_never_loads_is_found_out_beyond_the_end_of_a_call(p
     monkeypatch.setattr(process, "LOAD_SECONDS", 1.0)
     pool = pools("while True: pass")
     await pool.grade([row()], frozenset(), 0.2)
-    with pytest.raises(GraderSourceError, match="did not load"):
+    with pytest.raises(SourceError, match="did not load"):
         await pool.grade([row()], frozenset(), 60.0)
 
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from gradbus.user_services.addresses import Endpoint
+from gradbus.user_services.response_bounds import HEAD_BYTES
 from gradbus_reward.scorers import relay as relays
-from gradbus_reward.scorers.addresses import Endpoint
 from gradbus_reward.scorers.relay import Relay, remove_abandoned_folders
-from gradbus_reward.scorers.response_bounds import HEAD_BYTES
 
 LOOPBACK = ipaddress.ip_address("127.0.0.1")
 
@@ -146,7 +146,7 @@ async def test_a_closed_relay_leaves_no_connection_no_task_and_no_file():
 KILLED = """
 import ipaddress, os, signal
 from gradbus_reward.scorers import relay as relays
-from gradbus_reward.scorers.addresses import Endpoint
+from gradbus.user_services.addresses import Endpoint
 from gradbus_reward.scorers.relay import Relay
 
 relay = Relay(Endpoint("scorer", 1, (ipaddress.ip_address("127.0.0.1"),)))

@@ -10,12 +10,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from gradbus.errors import ScorerError
+from gradbus.errors import UserCodeError
 from gradbus.niceness import USERS_NICENESS
+from gradbus.sandbox import process as confined
+from gradbus.sandbox import seccomp
+from gradbus.sandbox.confinement import Confinement
+from gradbus.sandbox.process import SourceError
 from gradbus.v1 import reward_pb2
-from gradbus_reward.sandbox import process, seccomp
-from gradbus_reward.sandbox.confinement import Confinement
-from gradbus_reward.sandbox.process import GraderProcess, GraderSourceError
+from gradbus_reward.sandbox import process
+from gradbus_reward.sandbox.process import GraderProcess
 
 OK, INVALID = reward_pb2.REWARD_STATUS_OK, reward_pb2.REWARD_STATUS_INVALID
 
@@ -256,20 +259,20 @@ async def test_a_result_forged_in_the_pipe_is_checked_like_any_other(grade, rewa
 
 
 async def test_a_source_that_does_not_load_is_named():
-    with pytest.raises(GraderSourceError, match=r"ZeroDivisionError.*line 1"):
+    with pytest.raises(SourceError, match=r"ZeroDivisionError.*line 1"):
         await GraderProcess.start({"grader": "1 / 0"}, allow_network=False)
 
 
 async def test_a_source_that_never_loads_is_killed(monkeypatch):
     monkeypatch.setattr(process, "LOAD_SECONDS", 0.5)
     before = set(psutil.Process().children())
-    with pytest.raises(GraderSourceError, match="did not load"):
+    with pytest.raises(SourceError, match="did not load"):
         await GraderProcess.start({"grader": "while True: pass"}, allow_network=False)
     await until(lambda: set(psutil.Process().children()) <= before)
 
 
 async def test_a_machine_too_busy_to_start_a_process_is_not_the_users_fault(grade, monkeypatch):
-    monkeypatch.setattr(process, "START_SECONDS", 0.0)
+    monkeypatch.setattr(confined, "START_SECONDS", 0.0)
     (answer,) = await grade("def grade(s, i): return 1.0")
     assert (answer.status, answer.permanent, "too busy" in answer.reason) == (reward_pb2.REWARD_STATUS_ERROR, False, True)
 
@@ -283,10 +286,12 @@ async def test_a_machine_that_starts_no_process_at_all_is_not_the_users_fault(gr
 
 async def test_without_isolation_nothing_runs_unless_the_operator_says_so(monkeypatch):
     """A kernel that refuses both layers, played by a boot line that skips them."""
-    unconfined = "import gradbus_reward.sandbox.child as c; from gradbus_reward.sandbox.confinement import Confinement; "
+    unconfined = "import gradbus.sandbox.child as c; from gradbus.sandbox.confinement import Confinement; "
     unconfined += "c.confine = lambda: Confinement(False, False, False); "
-    monkeypatch.setattr(process, "_BOOT", f"import sys; sys.path.insert(0, sys.argv[1]); {unconfined} c.main()")
-    with pytest.raises(ScorerError, match="seccomp"):
+    monkeypatch.setattr(
+        process, "_BOOT", f"import sys; sys.path[:0] = sys.argv[1:3]; {unconfined} from gradbus_reward.sandbox import child; child.main()"
+    )
+    with pytest.raises(UserCodeError, match="seccomp"):
         await GraderProcess.start({"grader": "def grade(s, i): return 1"}, allow_network=False)
     grader = await GraderProcess.start({"grader": "def grade(s, i): return 1"}, allow_network=True)
     results = []
@@ -297,9 +302,9 @@ async def test_without_isolation_nothing_runs_unless_the_operator_says_so(monkey
 
 async def test_the_filter_alone_keeps_the_network_away(grade, monkeypatch):
     """As in a container, whose kernel gives no user namespaces: played by a flag that no kernel knows."""
-    no_namespace = "import gradbus_reward.sandbox.confinement as c; c._CLONE_NEWUSER = 1 << 20; "
+    no_namespace = "import gradbus.sandbox.confinement as c; c._CLONE_NEWUSER = 1 << 20; "
     run = "from gradbus_reward.sandbox import child; child.main()"
-    monkeypatch.setattr(process, "_BOOT", f"import sys; sys.path.insert(0, sys.argv[1]); {no_namespace}{run}")
+    monkeypatch.setattr(process, "_BOOT", f"import sys; sys.path[:0] = sys.argv[1:3]; {no_namespace}{run}")
     (answer,) = await grade(RAW_SOCKET)
     assert (answer.reward, answer.components["errno"]) == (-1.0, 1.0)
     for deed in ("fork", "kill the service", "read the service", "read a file", "change the folder", "follow a link", "signal by a pipe"):

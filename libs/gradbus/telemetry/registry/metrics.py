@@ -47,7 +47,7 @@ _MESSAGING: Final = (*_PROCESSED, "gradbus.operation")
 _DATABASE: Final = ("db.system.name", "db.operation.name", "error.type")
 _RPC: Final = ("rpc.system.name", "rpc.method", "error.type")
 _WIRE: Final = tuple(dict.fromkeys(("gradbus.wire", "gradbus.side", *_MESSAGING, *_DATABASE, *_RPC)))
-_ON_NATS: Final = tuple(service for service in EVERY if service != "reward")
+_ON_NATS: Final = tuple(service for service in EVERY if service not in {"reward", "environment"})
 
 _WIRES: Final = (
     Metric("gradbus.wire.items", "counter", "{item}", EVERY, "Messages, groups or objects moved by successful operations.", _WIRE),
@@ -101,7 +101,7 @@ _WIRES: Final = (
         "rpc.server.call.duration",
         "histogram",
         "s",
-        ("reward", "reference", "weight_store"),
+        ("reward", "environment", "reference", "weight_store"),
         "Duration of a gRPC call, measured by the server.",
         _RPC,
         _SECONDS,
@@ -270,6 +270,28 @@ _REWARDS: Final = (
     ),
 )
 
+_ENVIRONMENTS: Final = (
+    Metric(
+        "gradbus.environment.duration",
+        "histogram",
+        "s",
+        ("environment",),
+        "Duration of a call: describe, open or step, with its wait for a child.",
+        ("gradbus.environment.call",),
+        LONG_SECONDS,
+    ),
+    Metric(
+        "gradbus.environment.calls",
+        "counter",
+        "{call}",
+        ("environment",),
+        "Calls by answer: ok, invalid (the item cannot be judged), error (the environment failed) or unknown_session.",
+        ("gradbus.environment.call", "gradbus.environment.status"),
+    ),
+    Metric("gradbus.environment.sessions", "up_down_counter", "{session}", ("environment",), "Sessions that are open."),
+    Metric("gradbus.environment.children", "up_down_counter", "{process}", ("environment",), "Processes of users' Python environments."),
+)
+
 METRICS: Final[tuple[Metric, ...]] = (
     *_PROCESS,
     *_WIRES,
@@ -278,6 +300,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     *_GENERATION,
     *_WEIGHTS,
     *_REWARDS,
+    *_ENVIRONMENTS,
     *GATEWAY,
 )
 METRIC: Final[Mapping[str, Metric]] = {metric.name: metric for metric in METRICS}

@@ -15,7 +15,7 @@ _SAMPLED = ("gen_ai.operation.name", "gen_ai.usage.output_tokens", "gen_ai.respo
 _PEER = ("server.address", "server.port")
 _REWARDS = ("gradbus.rewards", "gradbus.reward.part.*")
 _CALLERS = ("conductor", "rollout", "trainer")
-_SERVERS = ("reward", "reference", "weight_store")
+_SERVERS = ("reward", "environment", "reference", "weight_store")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,10 @@ SPANS = (
         _RUN,
         "A call of the reference service; links to the groups' `reference`. First span of its trace.",
     ),
-    SpanEntry("POST", ("reward",), ("http.request.method", *_PEER), "A call of the user's own scorer over HTTP."),
+    SpanEntry(
+        "POST", ("reward", "environment"), ("http.request.method", *_PEER), "A call of the user's own scorer or environment over HTTP."
+    ),
+    SpanEntry("GET", ("environment",), ("http.request.method", *_PEER), "What the user's own environment says of itself, over HTTP."),
     # A step's trace.
     SpanEntry(
         "train_step",

@@ -1,1 +1,1 @@
-"""Users' Python in confined processes: no environment, no network, no files but the standard library, no new processes."""
+"""Users' graders in confined processes."""

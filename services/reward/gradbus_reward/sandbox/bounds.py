@@ -1,14 +1,10 @@
-"""How large the result of one row may be. Standard library only: the child keeps to it, and the parent does not trust the child."""
+"""How large the result of one row may be: the child keeps to it, and the parent does not trust the child."""
 
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 
-MAX_REASON = 500
-MAX_COMPONENTS = 64
-MAX_NAME = 200
-MAX_WHERE = 40
-"""Characters that name the line of the source, after the reason."""
+from gradbus.sandbox.bounds import MAX_COMPONENTS, MAX_NAME, MAX_REASON, MAX_WHERE
 
 
 def is_bounded(result: object, parts: AbstractSet[str]) -> bool:

@@ -12,8 +12,9 @@ from typing import Any
 
 import structlog
 
-from gradbus_reward.sandbox.budget import ProcessBudget
-from gradbus_reward.sandbox.process import GraderProcess, GraderSourceError, GraderStoppedError, Row
+from gradbus.sandbox.budget import ProcessBudget
+from gradbus.sandbox.process import ProcessStoppedError, SourceError
+from gradbus_reward.sandbox.process import GraderProcess, Row
 
 _log = structlog.get_logger(__name__)
 
@@ -110,7 +111,7 @@ class GraderPool:
         self._idle: list[GraderProcess] = []
         self._starting: list[asyncio.Task[GraderProcess]] = []
         """Starts that outlasted the call which began them."""
-        self._fault: tuple[float, GraderSourceError] | None = None
+        self._fault: tuple[float, SourceError] | None = None
         """When the source did not load, and why."""
         self._useless: tuple[float, str] | None = None
         """When a grader without any result so far stopped on whatever it got, and why."""
@@ -125,7 +126,7 @@ class GraderPool:
         """Grades `rows`. When the time is up, rows in neither `results` nor `stopped` were not reached.
 
         A row may take a quarter of `seconds`: a sample that hangs costs one quarter to notice and at most one to find.
-        Raises GraderSourceError for a source that does not load and ScorerError if it cannot be confined.
+        Raises SourceError for a source that does not load and UserCodeError if it cannot be confined.
         """
         call = GradeCall(rows, suspects, self._at_once or not self.has_results)
         workers = min(self._settings.processes, -(-len(rows) // self._batch))
@@ -183,7 +184,7 @@ class GraderPool:
         try:
             await process.grade([call.rows[n] for n in taken], seconds, graded, at_once=call.at_once)
             self._batch = min(MAX_BATCH, 2 * self._batch) if time.monotonic() - start < _QUICK_SECONDS else BATCH
-        except GraderStoppedError as error:
+        except ProcessStoppedError as error:
             call.stop(taken, str(error))
             self._stops += 1
             if self._stops % _HOPELESS == 0:
@@ -227,14 +228,14 @@ class GraderPool:
             return await GraderProcess.start(self._sources, allow_network=self._settings.allow_unisolated_network)
         except BaseException as error:
             self._budget.release()
-            if isinstance(error, GraderSourceError):
+            if isinstance(error, SourceError):
                 self._fault = time.monotonic(), error
             raise
 
     async def _stop(self, process: GraderProcess) -> None:
         try:
             await process.stop()
-        except GraderStoppedError as error:
+        except ProcessStoppedError as error:
             _log.error("grader_process_remains", error=str(error))
         finally:
             self._budget.release()

@@ -12,9 +12,9 @@ from typing import Final
 
 from pydantic import ValidationError
 
+from gradbus.sandbox.budget import ProcessBudget
 from gradbus.spec import RewardSpec
 from gradbus.telemetry import CardinalityLimit, get_logger
-from gradbus_reward.sandbox.budget import ProcessBudget
 from gradbus_reward.scorers.base import Scorer
 from gradbus_reward.scorers.factory import ScorerSettings, create_scorer
 from gradbus_reward.scorers.telemetry import CallMetrics, scorer_name

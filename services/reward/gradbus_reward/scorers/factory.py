@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pydantic import ValidationError
 
 from gradbus.errors import GraderError
+from gradbus.sandbox.budget import ProcessBudget
 from gradbus.spec import RewardSpec
-from gradbus_reward.sandbox.budget import ProcessBudget
+from gradbus.user_services.addresses import AddressPolicy
 from gradbus_reward.sandbox.pool import PoolSettings
-from gradbus_reward.scorers.addresses import AddressPolicy
 from gradbus_reward.scorers.base import RefusingScorer, Scorer
 from gradbus_reward.scorers.grader import GraderScorer
 from gradbus_reward.scorers.grpc import GrpcScorer

@@ -15,14 +15,15 @@ from itertools import islice
 from typing import Any
 
 from gradbus.algorithms import MAX_REWARD
-from gradbus.errors import GraderError, ScorerError
+from gradbus.errors import GraderError, UserCodeError
 from gradbus.graders import Formula, GradeFunction, InvalidSampleError, ScoreResult, compiled_grader
+from gradbus.sandbox.bounds import MAX_COMPONENTS, MAX_NAME, MAX_REASON
+from gradbus.sandbox.budget import ProcessBudget
+from gradbus.sandbox.process import SourceError
 from gradbus.spec import Grader, MultiGrader, PythonGrader
 from gradbus.v1 import reward_pb2
-from gradbus_reward.sandbox.bounds import MAX_COMPONENTS, MAX_NAME, MAX_REASON
-from gradbus_reward.sandbox.budget import ProcessBudget
 from gradbus_reward.sandbox.pool import GradeCall, GraderPool, PoolSettings
-from gradbus_reward.sandbox.process import GraderSourceError, Row
+from gradbus_reward.sandbox.process import Row
 from gradbus_reward.scorers.results import MAX_COMPONENT, failed_results, grader_results
 from gradbus_reward.scorers.telemetry import grade_spans
 
@@ -73,9 +74,9 @@ class GraderScorer:
                 compared = await asyncio.get_running_loop().run_in_executor(self._thread, self._compare, rows, end)
             with grade_spans(self._sources, samples):
                 graded = await self._grade(samples, rows, end - time.monotonic())
-        except GraderSourceError as error:
+        except SourceError as error:
             return failed_results(samples, str(error), "grader")
-        except ScorerError as error:
+        except UserCodeError as error:
             return failed_results(samples, str(error), "refused")
         return grader_results(samples, [self._combined(left | right) for left, right in zip(compared, graded, strict=True)])
 

@@ -11,13 +11,13 @@ import grpc.aio
 from google.protobuf.message import DecodeError
 from opentelemetry.trace import SpanKind
 
-from gradbus.errors import ScorerError
+from gradbus.errors import ScorerError, UserCodeError
 from gradbus.rpc import describe_rpc_error, rpc_attributes
 from gradbus.rpc.options import UNCOMPRESSED
 from gradbus.telemetry import Attributes, get_logger, span, trace_headers
+from gradbus.user_services.addresses import AddressPolicy, Endpoint
+from gradbus.user_services.first_connection import FirstConnection
 from gradbus.v1 import reward_pb2
-from gradbus_reward.scorers.addresses import AddressPolicy, Endpoint
-from gradbus_reward.scorers.first_connection import FirstConnection
 from gradbus_reward.scorers.relay import Relay
 from gradbus_reward.scorers.results import MAX_RESPONSE_BYTES, check_number, complete_results, failed_results, max_response_bytes
 
@@ -60,7 +60,7 @@ class GrpcScorer:
                 body = await self._call(request, endpoint, deadline_seconds)
                 # In a thread of its own, so that the results of one run hold up no other.
                 results = await asyncio.get_running_loop().run_in_executor(self._thread, _results, body, len(request.samples))
-        except ScorerError as error:
+        except UserCodeError as error:
             return failed_results(request.samples, str(error), "refused")
         except TimeoutError:
             reason = f"the scorer at {self._service} did not respond within {deadline_seconds:.1f} s; make it faster"

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from gradbus.aio.tasks import background
-from gradbus_reward.scorers.addresses import Endpoint
-from gradbus_reward.scorers.response_bounds import whole_bytes
+from gradbus.user_services.addresses import Endpoint
+from gradbus.user_services.response_bounds import whole_bytes
 
 _PIECE_BYTES: Final = 64 << 10
 _STALLED_SECONDS: Final = 10.0

@@ -11,9 +11,9 @@ from gradbus.algorithms import MAX_REWARD
 from gradbus.errors import ScorerError
 from gradbus.graders import ScoreResult
 from gradbus.graders.result import STATUS
+from gradbus.sandbox.bounds import MAX_COMPONENTS, MAX_NAME, MAX_REASON
 from gradbus.telemetry import PROCESS
 from gradbus.v1 import reward_pb2
-from gradbus_reward.sandbox.bounds import MAX_COMPONENTS, MAX_NAME, MAX_REASON
 
 MAX_COMPONENT = 1e30
 """Bound of a component's absolute value: the sum over any number of samples stays finite."""

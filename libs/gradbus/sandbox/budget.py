@@ -1,4 +1,4 @@
-"""The number of grader processes of all runs together."""
+"""The number of confined processes of all runs together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class ProcessOwner(Protocol):
-    """The processes of one run's grader."""
+    """The processes of one run."""
 
     async def shed(self) -> bool:
         """Stops an idle process; False if there is none."""
@@ -28,6 +28,11 @@ class ProcessBudget:
     def remove(self, owner: ProcessOwner) -> None:
         """The owner ends."""
         self._owners.pop(owner, None)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a process may start at once."""
+        return not self._permits.locked()
 
     async def acquire(self, owner: ProcessOwner) -> None:
         """Waits until `owner` may start one more process. Waiting owners come in turn."""

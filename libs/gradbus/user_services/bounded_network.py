@@ -1,7 +1,7 @@
-"""Connections to users' scorers: what such a server sends is read in small pieces, up to a bound.
+"""Connections to users' services: what such a server sends is read in small pieces, up to a bound.
 
 A client of HTTP parses everything that has arrived before another task has its turn. Chunks of one byte and interim responses cost a
-hundred times their size, and the scorers of all runs share the event loop.
+hundred times their size, and the servers of all runs share the event loop.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import httpcore2
 
-from gradbus.errors import ScorerError
-from gradbus_reward.scorers.response_bounds import HEAD_BYTES, whole_bytes
+from gradbus.errors import UserCodeError
+from gradbus.user_services.response_bounds import HEAD_BYTES, whole_bytes
 
 _PIECE_BYTES: Final = 4 << 10
 
@@ -30,11 +30,11 @@ class BoundedStream(httpcore2.AsyncNetworkStream):
         self._left = whole_bytes(size)
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
-        """At most a small piece. Raises ScorerError beyond the bound."""
+        """At most a small piece. Raises UserCodeError beyond the bound."""
         data = await self._stream.read(min(max_bytes, _PIECE_BYTES), timeout)
         self._left -= len(data)
         if self._left < 0:
-            raise ScorerError("the scorer sent more than a response needs; send one response with a short head, in large chunks or whole")
+            raise UserCodeError("the server sent more than a response needs; send one response with a short head, in large chunks or whole")
         return data
 
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Addresses that a scorer's URL may resolve to, against server-side request forgery: users choose the URLs that this service calls."""
+"""Addresses that a user's URL may resolve to, against server-side request forgery: users choose the URLs that services call."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 from urllib.parse import SplitResult, urlsplit
 
-from gradbus.errors import ScorerError
+from gradbus.errors import UserCodeError
 
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 DEFAULT_PORTS = {"http": 80, "https": 443}
 _MAX_SHOWN = 120
-_FORMS = "grpc://host:port or http://host:port/path"
 
 # Cloud metadata services that are not link-local.
 _METADATA = frozenset({ipaddress.ip_address("fd00:ec2::254"), ipaddress.ip_address("100.100.100.200"), ipaddress.ip_address("192.0.0.192")})
@@ -28,18 +27,37 @@ _THIS_NETWORK = ipaddress.IPv4Network("0.0.0.0/8")
 _LOOPBACK_OR_NONE = frozenset({ipaddress.IPv6Address("::"), ipaddress.IPv6Address("::1")})
 
 
-class HostUnknownError(ScorerError):
-    """A scorer's host has no address. It may get one when the scorer starts."""
+@dataclass(frozen=True, slots=True)
+class UserService:
+    """How messages name a kind of users' services."""
+
+    kind: str
+    section: str
+    """Section of the spec whose field `service` has the URL, and the name of the service that calls it."""
+    forms: str
+    """URLs that are understood."""
+
+
+SCORER = UserService("scorer", "reward", "grpc://host:port or http://host:port/path")
+ENVIRONMENT = UserService("environment", "environment", "http://host:port/path or https://host:port/path")
+
+
+class AddressRefusedError(UserCodeError):
+    """A user's URL is none, or leads where it may not."""
+
+
+class HostUnknownError(UserCodeError):
+    """A user's host has no address. It may get one when the user's service starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """A scorer's host with its checked addresses."""
+    """The host of a user's service with its checked addresses."""
 
     host: str
     port: int
     addresses: tuple[IPAddress, ...]
-    """IPv4 first: `localhost` has both, and most scorers listen on IPv4."""
+    """IPv4 first: `localhost` has both, and most servers listen on IPv4."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +67,23 @@ class AddressPolicy:
     allowed_hosts: Sequence[str] = ()
     """Host patterns, e.g. `scorer`, `*.rewards.svc`, or `*` for any."""
     allow_loopback: bool = False
+    named: UserService = SCORER
 
     async def resolve(self, url: str, threads: Executor | None = None) -> Endpoint:
         """The checked endpoint of `url`. Connect to its addresses, not to the name, which may resolve to others the next time.
 
-        `threads`: where to wait for the name service. None: the event loop's threads, which all scorers share.
-        Raises HostUnknownError if the name has no address, and ScorerError if the URL is not one or any of its addresses is refused.
+        `threads`: where to wait for the name service. None: the event loop's threads, which all runs share.
+        Raises HostUnknownError if the name has no address, and AddressRefusedError if the URL is none or an address is refused.
         """
-        host, port = _host_and_port(url)
+        host, port = _host_and_port(url, self.named)
         try:
             found = await asyncio.get_running_loop().run_in_executor(
                 threads, partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
             )
         except (OSError, UnicodeError) as error:
-            raise HostUnknownError(f"the scorer's host {host!r} has no address ({error}); check reward.service") from error
+            raise HostUnknownError(
+                f"the {self.named.kind}'s host {host!r} has no address ({error}); check {self.named.section}.service"
+            ) from error
         addresses = tuple(
             sorted({ipaddress.ip_address(entry[4][0]) for entry in found}, key=lambda address: (address.version, int(address)))
         )
@@ -71,38 +92,40 @@ class AddressPolicy:
         return Endpoint(host, port, addresses)
 
     def check(self, host: str, address: IPAddress) -> None:
-        """Raises ScorerError if `host` must not be called at `address`."""
+        """Raises AddressRefusedError if `host` must not be called at `address`."""
         inner = _embedded_ipv4(address)
+        kind = self.named.kind
         if _is_always_refused(inner):
-            raise ScorerError(
-                f"the scorer's host {host!r} leads to {address}, which no scorer may use; give the address of your own service"
+            raise AddressRefusedError(
+                f"the {kind}'s host {host!r} leads to {address}, which no {kind} may use; give the address of your own service"
             )
         if inner.is_loopback:
             if not self.allow_loopback:
-                raise ScorerError(
-                    f"the scorer's host {host!r} leads to loopback ({address}); only the embedded stack allows it, use another host"
+                raise AddressRefusedError(
+                    f"the {kind}'s host {host!r} leads to loopback ({address}); only the embedded stack allows it, use another host"
                 )
         elif not any(fnmatch.fnmatchcase(host.lower(), pattern.lower()) for pattern in self.allowed_hosts):
-            raise ScorerError(
-                f"the scorer's host {host!r} is not allowed; ask the operator to add it to the reward service's allowed hosts"
+            raise AddressRefusedError(
+                f"the {kind}'s host {host!r} is not allowed; ask the operator to add it to the {self.named.section} service's allowed hosts"
             )
 
 
 def shown(url: str) -> str:
-    """The beginning of a scorer's URL, which must leave room for the cause in a result's reason."""
+    """The beginning of a user's URL, which must leave room for the cause in a result's reason."""
     return url if len(url) <= _MAX_SHOWN else f"{url[:_MAX_SHOWN]}..."
 
 
-def _host_and_port(url: str) -> tuple[str, int]:
+def _host_and_port(url: str, named: UserService) -> tuple[str, int]:
+    field = f"{named.section}.service"
     try:
         parts: SplitResult = urlsplit(url)
         port = parts.port or DEFAULT_PORTS.get(parts.scheme)
     except ValueError as error:
-        raise ScorerError(f"reward.service {shown(url)!r} is not a URL ({error}); write {_FORMS}") from error
+        raise AddressRefusedError(f"{field} {shown(url)!r} is not a URL ({error}); write {named.forms}") from error
     if not parts.hostname or port is None:
-        raise ScorerError(f"reward.service {shown(url)!r} lacks a host or port; write {_FORMS}")
+        raise AddressRefusedError(f"{field} {shown(url)!r} lacks a host or port; write {named.forms}")
     if parts.username is not None or parts.password is not None:
-        raise ScorerError("reward.service carries a user or password; leave them out of the URL")
+        raise AddressRefusedError(f"{field} carries a user or password; leave them out of the URL")
     return parts.hostname, port
 
 

@@ -1,4 +1,4 @@
-"""How many bytes of a user's scorer are read for one response."""
+"""How many bytes of a user's service are read for one response."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first seconds of a scorer of the user's own: a scorer that is still starting is waited for, and its calls do not fail."""
+"""The first seconds of a service of the user's own: one that is still starting is waited for, and its calls do not fail."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ import contextlib
 import time
 from typing import Final
 
-from gradbus_reward.scorers.addresses import Endpoint
+from gradbus.user_services.addresses import Endpoint
 
 _SECONDS: Final = 10.0
 _RETRY_SECONDS: Final = 0.2
 
 
 class FirstConnection:
-    """Waits once for the first connection to a scorer, at most `_SECONDS` from its first call on."""
+    """Waits once for the first connection to a service, at most `_SECONDS` from its first call on."""
 
     def __init__(self) -> None:
         self._until = 0.0
         self._is_over = False
 
     async def wait(self, endpoint: Endpoint, deadline_seconds: float) -> None:
-        """Returns when the scorer accepts connections, or when the time is up: then the call itself tells how it fails.
+        """Returns when the service accepts connections, or when the time is up: then the call itself tells how it fails.
 
         Never takes more than half of the call's deadline.
         """

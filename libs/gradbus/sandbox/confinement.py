@@ -17,8 +17,8 @@ import struct
 import sys
 from dataclasses import dataclass
 
-from gradbus_reward.sandbox.new_root import enter_new_root
-from gradbus_reward.sandbox.seccomp import filter_calls
+from gradbus.sandbox.new_root import enter_new_root
+from gradbus.sandbox.seccomp import filter_calls
 
 MEMORY_BYTES = 512 << 20
 CPU_SECONDS = 3600

@@ -1,0 +1,1 @@
+"""Calls of services that users run themselves: checked addresses, bounded responses."""

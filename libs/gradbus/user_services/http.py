@@ -1,0 +1,123 @@
+"""Calls of a user's service over HTTP: to its checked addresses, with bounded responses, without redirects."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Final
+
+import httpcore2
+import httpx2
+from opentelemetry import propagate
+from opentelemetry.trace import SpanKind
+
+from gradbus.errors import UserCodeError
+from gradbus.telemetry import Attributes, span
+from gradbus.user_services.addresses import DEFAULT_PORTS, AddressPolicy, Endpoint, IPAddress
+from gradbus.user_services.bounded_network import BoundedNetwork, BoundedStream
+from gradbus.user_services.first_connection import FirstConnection
+
+FAILURES: Final = (httpcore2.NetworkError, httpcore2.ProtocolError, httpx2.InvalidURL, UnicodeError)
+"""What a call raises when the service cannot be reached or speaks no HTTP."""
+_OK: Final = 200
+_CONNECTIONS: Final = 100
+_IDLE_SECONDS: Final = 5.0
+"""How long a connection is kept for the next request."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpRequest:
+    """One request."""
+
+    method: str
+    url: str
+    content: bytes = b""
+    """JSON, or nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class BodyBounds:
+    """Bounds of a response's body."""
+
+    size: int
+    """Bytes, because JSON becomes many times larger in memory."""
+    pieces: int
+    """Pieces in which it comes: each costs as much as some kilobytes."""
+    advice: str
+    """What to do about a larger one."""
+
+
+class HttpClient:
+    """Calls one user's service. Follows no redirects, keeps no cookies and ignores the environment's proxies."""
+
+    def __init__(self, name: str, policy: AddressPolicy, threads: Executor) -> None:
+        """`name`: of the service in messages. `threads`: where to wait for the name service."""
+        self._name = name
+        self._policy = policy
+        self._threads = threads
+        self._first_connection = FirstConnection()
+        # Not a client with cookies, redirects and settings from the environment, all of which would be the server's to use.
+        self._connections = httpcore2.AsyncConnectionPool(
+            max_connections=_CONNECTIONS, keepalive_expiry=_IDLE_SECONDS, network_backend=BoundedNetwork()
+        )
+
+    async def call(self, request: HttpRequest, bounds: BodyBounds, deadline_seconds: float) -> bytes:
+        """The body of the response, from the first of the checked addresses that accepts the connection. The caller keeps the deadline.
+
+        Raises UserCodeError for an address, a status or a body that is refused, and one of `FAILURES`.
+        """
+        endpoint = await self._policy.resolve(request.url, self._threads)
+        await self._first_connection.wait(endpoint, deadline_seconds)
+        attributes: Attributes = {"http.request.method": request.method, "server.address": endpoint.host, "server.port": endpoint.port}
+        with span(request.method, SpanKind.CLIENT, attributes=attributes):
+            for address in endpoint.addresses[:-1]:
+                with contextlib.suppress(httpcore2.ConnectError):
+                    return await self._call_at(address, endpoint, request, bounds)
+            return await self._call_at(endpoint.addresses[-1], endpoint, request, bounds)
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._connections.aclose()
+
+    async def _call_at(self, address: IPAddress, endpoint: Endpoint, request: HttpRequest, bounds: BodyBounds) -> bytes:
+        url = httpx2.URL(request.url)
+        pinned = httpcore2.URL(scheme=url.scheme, host=str(address), port=endpoint.port, target=url.raw_path)
+        name = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
+        headers = {"host": name if DEFAULT_PORTS[url.scheme] == endpoint.port else f"{name}:{endpoint.port}"}
+        headers |= {"accept": "*/*", "accept-encoding": "identity"}
+        if request.content:
+            headers |= {"content-type": "application/json", "content-length": str(len(request.content))}
+        propagate.inject(headers)
+        # TLS verifies the name, although the connection goes to the address.
+        extensions = {} if _is_address(endpoint.host) else {"sni_hostname": endpoint.host}
+        encoded = [(field.encode(), value.encode()) for field, value in headers.items()]
+        async with self._connections.stream(
+            request.method, pinned, headers=encoded, content=request.content or None, extensions=extensions
+        ) as response:
+            if response.status != _OK:
+                raise UserCodeError(f"{self._name} responded with {response.status}; it must respond with 200, redirects are not followed")
+            return await self._limited_body(response, bounds)
+
+    async def _limited_body(self, response: httpcore2.Response, bounds: BodyBounds) -> bytes:
+        stream: BoundedStream = response.extensions["network_stream"]
+        stream.allow_body(bounds.size)
+        body, pieces = bytearray(), 0
+        # As it comes, because a small compressed body could become a large one.
+        async for piece in response.aiter_stream():
+            body += piece
+            pieces += 1
+            if len(body) > bounds.size:
+                raise UserCodeError(f"{self._name} sent more than {bounds.size >> 20} MiB; {bounds.advice}")
+            if pieces > bounds.pieces:
+                raise UserCodeError(f"{self._name} sent its response in more than {bounds.pieces} chunks; send it whole")
+        return bytes(body)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True

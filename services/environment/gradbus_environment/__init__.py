@@ -1,0 +1,1 @@
+"""Users' environments: worlds in which samples are episodes of many turns."""

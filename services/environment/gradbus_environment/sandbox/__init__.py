@@ -1,0 +1,1 @@
+"""Users' Python environments in confined processes."""

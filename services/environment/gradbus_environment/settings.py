@@ -1,0 +1,31 @@
+"""Settings of the environment service."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from gradbus.process import ProcessSettings
+from gradbus.user_services.addresses import ENVIRONMENT, AddressPolicy
+from gradbus_environment.worlds.factory import WorldSettings
+from gradbus_environment.worlds.python import ChildSettings
+
+
+class EnvironmentSettings(ProcessSettings):
+    """Settings of the environment service: what the operator allows, and how much runs at once."""
+
+    python_environments: bool = Field(False, description="Run users' Python environments here, in confined processes.")
+    allow_loopback: bool = Field(False, description="Whether addresses of environments may lead to this machine.")
+    allowed_hosts: tuple[str, ...] = Field((), description='Hosts that environments may be at, as a JSON list: ["world", "*.svc"].')
+    children: int = Field(2, ge=1, description="Processes of one run's Python environment that its sessions share.")
+    max_children: int = Field(32, ge=1, description="Processes of all runs' Python environments; at the limit, starts wait.")
+    session_seconds: float = Field(900.0, gt=0.0, description="A session that had no call for so long is closed.")
+    allow_unisolated_network: bool = Field(False, description="Run Python environments even where their network cannot be taken away.")
+
+    @property
+    def worlds(self) -> WorldSettings:
+        """What environments may do."""
+        return WorldSettings(
+            addresses=AddressPolicy(self.allowed_hosts, self.allow_loopback, ENVIRONMENT),
+            python=self.python_environments,
+            children=ChildSettings(self.children, self.allow_unisolated_network),
+        )

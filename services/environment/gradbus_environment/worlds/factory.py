@@ -1,0 +1,46 @@
+"""From a run's `[environment]` section to its world."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pydantic import ValidationError
+
+from gradbus.sandbox.budget import ProcessBudget
+from gradbus.spec.sections import EnvironmentSpec
+from gradbus.user_services.addresses import AddressPolicy
+from gradbus_environment.contract import EnvironmentRefusedError, World
+from gradbus_environment.worlds.http import HttpWorld
+from gradbus_environment.worlds.python import ChildSettings, PythonWorld
+
+
+@dataclass(frozen=True, slots=True)
+class WorldSettings:
+    """What the operator allows environments."""
+
+    addresses: AddressPolicy = field(default_factory=AddressPolicy)
+    python: bool = False
+    """Whether users' Python runs here."""
+    children: ChildSettings = field(default_factory=ChildSettings)
+
+
+def read_section(environment_json: str) -> EnvironmentSpec:
+    """The run's section. Raises EnvironmentRefusedError."""
+    try:
+        return EnvironmentSpec.model_validate_json(environment_json)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]["msg"]
+        raise EnvironmentRefusedError(f"the run's environment section is not valid: {fault}; submit the run again") from error
+
+
+def create_world(section: EnvironmentSpec, settings: WorldSettings, budget: ProcessBudget) -> World:
+    """The world of a section. Raises EnvironmentRefusedError."""
+    if section.source is not None:
+        if not settings.python:
+            raise EnvironmentRefusedError(
+                "python environments are off here; set GRADBUS_PYTHON_ENVIRONMENTS=true, or use a service of your own"
+            )
+        return PythonWorld(section.source, settings.children, budget)
+    if section.service is not None and section.service.startswith(("http://", "https://")):
+        return HttpWorld(section.service, settings.addresses)
+    raise EnvironmentRefusedError("the run's environment section has neither a source nor a service of a known kind; fix it")

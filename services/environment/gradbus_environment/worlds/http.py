@@ -1,0 +1,179 @@
+"""A user's environment behind an address of their own: JSON over HTTP, in any language."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+from gradbus.errors import UserCodeError
+from gradbus.sandbox.bounds import MAX_REASON
+from gradbus.strict_json import is_unicode, parse_json
+from gradbus.user_services.addresses import AddressPolicy, AddressRefusedError, shown
+from gradbus.user_services.http import FAILURES, BodyBounds, HttpClient, HttpRequest
+from gradbus_environment.answers import AnswerError, checked_reward, ok_answer, opening_messages, step_messages
+from gradbus_environment.contract import (
+    Answer,
+    Description,
+    Document,
+    EnvironmentRefusedError,
+    Move,
+    Session,
+    ToolDescription,
+    canonical,
+)
+
+_BOUNDS: Final = BodyBounds(8 << 20, 4096, "shorten its messages")
+_MAX_VALUES: Final = 65_536
+_MAX_TOOLS: Final = 128
+_MAX_SCHEMA: Final = 65_536
+_MAX_TEXT: Final = 4096
+_CLOSE_SECONDS: Final = 5.0
+
+
+class HttpWorld:
+    """Calls `/describe`, `/open`, `/step` and `/close` below a URL. What comes back is checked; a bad answer is an ERROR."""
+
+    def __init__(self, url: str, policy: AddressPolicy) -> None:
+        self._url = url.rstrip("/")
+        self._name = f"the environment at {shown(url)}"
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="environment")
+        self._client = HttpClient(self._name, policy, self._thread)
+        self._sessions: dict[str, str] = {}
+        """The server's names of sessions."""
+
+    async def describe(self, seconds: float) -> Description:
+        """`GET /describe`."""
+        try:
+            return self._described(await self._call("GET", "describe", None, seconds))
+        except AnswerError as error:
+            raise EnvironmentRefusedError(f"{self._name} answered /describe wrongly: {error}") from error
+        except AddressRefusedError as error:
+            raise EnvironmentRefusedError(str(error)) from error
+
+    async def open(self, session: Session, seconds: float) -> Answer:
+        """`POST /open`."""
+        opening = session.opening
+        asked = {"run_id": opening.run_id, "episode_id": opening.episode_id, "attempt": opening.attempt, "seed": opening.seed}
+        try:
+            said = await self._call("POST", "open", {**asked, "item": json.loads(opening.item_json)}, seconds)
+            if (failed := _failed(said)) is not None:
+                return failed
+            self._sessions[session.id] = _text(said, "session", required=True)
+            return _with_digest(Answer(messages=opening_messages(said.get("messages"))), said)
+        except AnswerError as error:
+            return Answer.error(f"{self._name} answered /open wrongly: {error}")
+        except UserCodeError as error:
+            return Answer.error(str(error))
+
+    async def step(self, session: Session, move: Move, seconds: float) -> Answer:
+        """`POST /step`."""
+        opening = session.opening
+        request_id = f"{opening.episode_id}.{opening.attempt}.{move.turn}"
+        asked = {"session": self._sessions[session.id], "request_id": request_id, **move.document()}
+        try:
+            said = await self._call("POST", "step", asked, seconds)
+            if (failed := _failed(said)) is not None:
+                return failed
+            reward = checked_reward(said.get("reward"), {} if said.get("components") is None else said["components"])
+            return _with_digest(ok_answer(step_messages(said.get("messages"), move), *reward, said.get("done", False)), said)
+        except AnswerError as error:
+            return Answer.error(f"{self._name} answered /step wrongly: {error}")
+        except UserCodeError as error:
+            return Answer.error(str(error))
+
+    async def close(self, session: Session) -> None:
+        """`POST /close`; a failure harms nobody here."""
+        name = self._sessions.pop(session.id, None)
+        if name is not None:
+            with contextlib.suppress(UserCodeError, AnswerError):  # its server forgets the session in its own time
+                await self._call("POST", "close", {"session": name}, _CLOSE_SECONDS)
+
+    async def end(self) -> None:
+        """Closes the connections."""
+        await self._client.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def _described(self, said: Document) -> Description:
+        name, version, digest = (_text(said, field, required=field == "name") for field in ("name", "version", "digest"))
+        determinism = said.get("determinism", "none")
+        if determinism not in {"seeded", "none"}:
+            raise AnswerError('determinism is neither "seeded" nor "none"; send one')
+        tools = _tools(said.get("tools", []))
+        whole = canonical({"name": name, "version": version, "tools": [[one.name, one.description, one.parameters_json] for one in tools]})
+        return Description(name, digest or hashlib.sha256(whole.encode()).hexdigest(), determinism == "seeded", tools)
+
+    async def _call(self, method: str, path: str, asked: Document | None, seconds: float) -> Document:
+        """The JSON object that came back. Raises UserCodeError."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(seconds):
+                # JSON in a thread of its own, so that one run holds up no other.
+                content = b"" if asked is None else await loop.run_in_executor(self._thread, _encoded, asked)
+                body = await self._client.call(HttpRequest(method, f"{self._url}/{path}", content), _BOUNDS, seconds)
+                said = await loop.run_in_executor(self._thread, parse_json, body, _MAX_VALUES)
+        except TimeoutError as error:
+            raise UserCodeError(f"{self._name} did not answer /{path} within {seconds:.1f} s; make it faster") from error
+        except FAILURES as error:
+            raise UserCodeError(f"{self._name} failed at /{path}: {error or type(error).__name__}; check that it runs") from error
+        except ValueError as error:
+            raise AnswerError(f"its body is not JSON: {error}") from error
+        if not isinstance(said, dict):
+            raise AnswerError("its body is no JSON object")
+        return said
+
+
+def _encoded(asked: Document) -> bytes:
+    return json.dumps(asked, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def _failed(said: Document) -> Answer | None:
+    """The answer if the environment says that it failed. Raises AnswerError for an unknown status."""
+    status, reason = said.get("status", "ok"), said.get("reason", "")
+    reason = reason[:MAX_REASON] if isinstance(reason, str) and is_unicode(reason) else ""
+    match status:
+        case "ok":
+            return None
+        case "invalid":
+            return Answer.invalid(reason or "the environment gave no reason")
+        case "error":
+            return Answer.error(reason or "the environment gave no reason")
+    raise AnswerError('status is none of "ok", "invalid" and "error"')
+
+
+def _with_digest(answer: Answer, said: Document) -> Answer:
+    digest = _text(said, "state_digest", required=False)
+    return Answer(answer.status, answer.reason, answer.messages, answer.reward, answer.components, answer.done, digest)
+
+
+def _text(said: Document, name: str, *, required: bool) -> str:
+    value = said.get(name)
+    if value is None and not required:
+        return ""
+    if not isinstance(value, str) or len(value) > _MAX_TEXT or (required and not value):
+        raise AnswerError(f"{name} is no text of at most {_MAX_TEXT} characters")
+    return value
+
+
+def _tools(given: object) -> list[ToolDescription]:
+    if not isinstance(given, list) or len(given) > _MAX_TOOLS:
+        raise AnswerError(f"tools is no list of at most {_MAX_TOOLS} tools")
+    tools = [_tool(one) for one in given]
+    names = [one.name for one in tools]
+    if len(set(names)) < len(names):
+        raise AnswerError("two tools have one name")
+    return tools
+
+
+def _tool(given: Any) -> ToolDescription:
+    if not isinstance(given, Mapping):
+        raise AnswerError("a tool is no object of name, description and parameters")
+    name, description = (_text(dict(given), field, required=True) for field in ("name", "description"))
+    parameters = given.get("parameters")
+    if not isinstance(parameters, dict) or len(text := json.dumps(parameters, ensure_ascii=False)) > _MAX_SCHEMA:
+        raise AnswerError(f"the parameters of the tool {name[:80]!r} are no JSON Schema of at most {_MAX_SCHEMA} characters")
+    return ToolDescription(name, description, text)
