@@ -34,9 +34,9 @@ def held_out(problem: str) -> bool:
     return crc32(problem.encode()) % 10 == 0
 
 
-def character_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerFast:
-    """One token for each character, 56 in all, without a BOS token."""
-    vocabulary = {token: n for n, token in enumerate((*SPECIAL, *CHARACTERS))}
+def character_tokenizer(chat_template: str | None = None, characters: str = CHARACTERS) -> PreTrainedTokenizerFast:
+    """One token for each character after three special ones, 56 in all, without a BOS token."""
+    vocabulary = {token: n for n, token in enumerate((*SPECIAL, *characters))}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     backend.decoder = decoders.Fuse()

@@ -23,13 +23,15 @@ class Settings:
     """Settings of the model; a change creates a new one."""
 
     seed: int = 0
+    characters: str = LETTERS + "<>-:"
+    """The letters have the ids 3 to 17."""
 
 
 def make(folder: Path, settings: Settings = Settings()) -> Path:
     """The folder with `model/` and `letters.jsonl`; created at the first call, reused at later ones."""
 
     def build(target: Path) -> None:
-        tokenizer = character_tokenizer()
+        tokenizer = character_tokenizer(characters=settings.characters)
         tiny_qwen2(tokenizer, settings.seed).save_pretrained(target / "model")
         tokenizer.save_pretrained(target / "model")
         # Nothing is held out: there are no other letters, and what is learned is to read the answers.

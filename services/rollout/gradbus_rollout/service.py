@@ -30,6 +30,7 @@ from gradbus_rollout.engines.determinism import check_determinism
 from gradbus_rollout.engines.registry import EngineFactory
 from gradbus_rollout.engines.watchdog import WatchedEngine
 from gradbus_rollout.episodes.attempt import PlayerParts
+from gradbus_rollout.episodes.codec import TurnCodec
 from gradbus_rollout.episodes.environment import EnvironmentClient, RunEnvironment
 from gradbus_rollout.episodes.episode import EpisodeLimits
 from gradbus_rollout.episodes.sampler import EpisodeSampler
@@ -152,7 +153,7 @@ class RolloutService:
         if data.environment is None:
             return SingleTurnSampler(record, prepared.engine, data.tables, self._clients.heartbeat.presence)
         limits = EpisodeLimits.of(record.spec, data.environment.section, data.tokenizer.context_length)
-        parts = PlayerParts(prepared.engine, data.tokenizer, data.environment.client, limits)
+        parts = PlayerParts(prepared.engine, TurnCodec(data.tokenizer), data.environment.client, limits)
         return EpisodeSampler(record, parts, data.tables, data.environment.description)
 
     def _receiving(self, record: RunRecord) -> AbstractAsyncContextManager[None]:

@@ -36,6 +36,7 @@ from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
 from gradbus_rollout.engines.base import PromptGroup
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
 from gradbus_rollout.episodes.attempt import PlayerParts
+from gradbus_rollout.episodes.codec import TurnCodec
 from gradbus_rollout.episodes.environment import EnvironmentClient, RunEnvironment
 from gradbus_rollout.episodes.episode import EpisodeLimits
 from gradbus_rollout.episodes.sampler import EpisodeSampler
@@ -124,7 +125,9 @@ def play(engine, fork_server, model_folder, run_id):
         tokenizer = await Tokenizer.open(fork_server, model_folder, limits, Deadlines(load=60, call=60), described.turn_settings)
         try:
             table = await PromptTable.open(tokenizer, PROMPTS)
-            parts = PlayerParts(engine, tokenizer, client, EpisodeLimits.of(record.spec, described.section, tokenizer.context_length))
+            parts = PlayerParts(
+                engine, TurnCodec(tokenizer), client, EpisodeLimits.of(record.spec, described.section, tokenizer.context_length)
+            )
             sampler = EpisodeSampler(record, parts, PromptTables(table, None), described.description)
             task = Task(task_id="t", kind=kind, version=4, groups=[GroupTask(index=index, row=index) for index in (0, 1)])
             return await sampler.sample(task, TaskTimes(received=1))

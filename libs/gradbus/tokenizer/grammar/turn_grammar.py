@@ -50,7 +50,7 @@ class TurnGrammar:
 
     def parse(self, drawn: Sequence[int], *, stopped: bool) -> ParsedTurn:
         """Text and calls of a turn; nothing is a call in one that was cut off, nor in a run without tools."""
-        said = drawn[:-1] if stopped and drawn and drawn[-1] in self._stop_ids else drawn
+        said = drawn[:-1] if stopped and drawn and self._is_end(drawn[-1]) else drawn
         if stopped and self._has_tools:
             return self._parser(said)
         return ParsedTurn(self._tokenizer.decode(list(said), skip_special_tokens=True))
@@ -68,6 +68,10 @@ class TurnGrammar:
             return TemplateProbe(rendering, ends, self._control.first_in).frames(with_tools=self._has_tools)
         except NoFrameError as error:
             raise ModelError(f"the chat template cannot go on after a turn: {error}") from error
+
+    def _is_end(self, token: int) -> bool:
+        """Whether a stop token says nothing: a run may stop at tokens of text, which are part of what the policy said."""
+        return token in self._stop_ids and self._is_control(token)
 
     def _is_control(self, token: int) -> bool:
         return self._spells_control(str(self._tokenizer.decode([token])))

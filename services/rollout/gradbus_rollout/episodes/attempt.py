@@ -8,8 +8,7 @@ from typing import Final, NamedTuple
 
 from gradbus.errors import EnvironmentFaultError
 from gradbus.ids import turn_seed
-from gradbus.tokenizer.tokenizer import Tokenizer
-from gradbus.tokenizer.turns import ChatMessage, ParsedTurn, TurnAnswer
+from gradbus.tokenizer.turns import ChatMessage, ParsedTurn
 from gradbus.v1.environment_service_pb2 import AssistantTurn, OpenRequest, StepRequest, StepResponse
 from gradbus.v1.episode_pb2 import (
     CALL_STATUS_MALFORMED,
@@ -31,6 +30,7 @@ from gradbus.v1.episode_pb2 import (
 )
 from gradbus.v1.reward_pb2 import REWARD_STATUS_INVALID, REWARD_STATUS_OK, SampleReward
 from gradbus_rollout.engines.base import Engine, PromptGroup
+from gradbus_rollout.episodes.codec import TurnCodec
 from gradbus_rollout.episodes.environment import EnvironmentClient, SessionLostError
 from gradbus_rollout.episodes.episode import EpisodeLimits, EpisodeStart, PlayedEpisode
 from gradbus_rollout.episodes.transcript import Transcript
@@ -38,12 +38,15 @@ from gradbus_rollout.episodes.transcript import Transcript
 _CALL_STATUS: Final = {"ok": CALL_STATUS_OK, "malformed": CALL_STATUS_MALFORMED, "unknown_tool": CALL_STATUS_UNKNOWN_TOOL}
 
 
+_OPEN: Final = frozenset({END_REASON_UNSPECIFIED, END_REASON_MAX_TURNS})
+
+
 @dataclass(frozen=True, slots=True)
 class PlayerParts:
     """Whom a player asks."""
 
     engine: Engine
-    tokenizer: Tokenizer
+    turns: TurnCodec
     environment: EnvironmentClient
     limits: EpisodeLimits
 
@@ -76,7 +79,7 @@ class Attempt:
 
     def __init__(self, parts: PlayerParts, start: EpisodeStart, attempt: int) -> None:
         self._start, self._attempt = start, attempt
-        self._engine, self._tokenizer, self._environment = parts.engine, parts.tokenizer, parts.environment
+        self._engine, self._turns, self._environment = parts.engine, parts.turns, parts.environment
         self._limits = parts.limits
         self._session = ""
         self._prompt_ids = start.prompt_ids
@@ -99,10 +102,8 @@ class Attempt:
             turn.state_digest = answer.state_digest
             if answer.HasField("reward"):
                 turn.reward = answer.reward
-            if answer.done and end == END_REASON_UNSPECIFIED:
-                end = END_REASON_ENVIRONMENT_DONE
-            elif not answer.messages and end == END_REASON_UNSPECIFIED:
-                end = END_REASON_ANSWERED
+            if end in _OPEN:  # the last turn that is allowed may be the one that would have ended the episode
+                end = _end_with(answer, turn, end)
             if end != END_REASON_UNSPECIFIED:
                 return self._over(end, answer)
             self._rewards.add(answer)
@@ -131,7 +132,7 @@ class Attempt:
         )
         self._session = answer.session
         if answer.messages:
-            (self._prompt_ids,) = await self._tokenizer.conversations([_chat(answer.messages)])
+            self._prompt_ids = await self._turns.conversation(_chat(answer.messages))
 
     def _room(self) -> _Room:
         limits, transcript = self._limits, self._transcript
@@ -148,7 +149,7 @@ class Attempt:
         (group,) = await self._engine.generate([PromptGroup(start.episode_id, prompt, (seed,), start.greedy, room)])
         (completion,) = group.completions
         turn = transcript.draw(completion, seed)
-        (parsed,) = await self._tokenizer.parse([completion.token_ids], [completion.finish])
+        parsed = await self._turns.parse(completion.token_ids, completion.finish)
         turn.text = parsed.text
         for at, call in enumerate(parsed.calls):
             turn.calls.append(
@@ -197,8 +198,7 @@ class Attempt:
         transcript = self._transcript
         last = transcript.turns[-1]
         drawn = tuple(transcript.token_ids[last.start : last.end])
-        (extension,) = await self._tokenizer.extend([TurnAnswer(drawn, _chat(messages))])
-        transcript.extend(extension)
+        transcript.extend(await self._turns.extend(drawn, _chat(messages)))
 
     def _over(self, end: EndReason, answer: StepResponse) -> PlayedEpisode:
         """Raises EnvironmentFaultError if nobody gave a reward."""
@@ -210,6 +210,14 @@ class Attempt:
             )
         outcome = SampleReward(status=REWARD_STATUS_OK, reward=rewards.total, components=rewards.components)
         return PlayedEpisode(self._prompt_ids, self._transcript, end, outcome, self._attempt)
+
+
+def _end_with(answer: StepResponse, turn: Turn, end: EndReason) -> EndReason:
+    """Why the episode ends with this answer, if the environment or the policy wanted it so; else `end`."""
+    if answer.done:
+        return END_REASON_ENVIRONMENT_DONE
+    goes_on = answer.messages or (turn.calls and end == END_REASON_MAX_TURNS)  # results of the last calls may be left out
+    return end if goes_on else END_REASON_ANSWERED
 
 
 def _end_name(end: EndReason) -> str:
