@@ -29,9 +29,9 @@ from gradbus.v1.environment_service_pb2_grpc import (
     EnvironmentServiceStub,
     add_EnvironmentServiceServicer_to_server,
 )
-from gradbus.v1.episode_pb2 import EndReason, Message
+from gradbus.v1.episode_pb2 import END_REASON_LENGTH, EndReason, Message
 from gradbus.v1.reward_pb2 import REWARD_STATUS_INVALID, REWARD_STATUS_OK
-from gradbus.v1.sample_pb2 import SPAN_KIND_POLICY, SPAN_KIND_USER
+from gradbus.v1.sample_pb2 import FINISH_REASON_STOP, SPAN_KIND_POLICY, SPAN_KIND_USER
 from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
 from gradbus_rollout.engines.base import PromptGroup
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
@@ -280,6 +280,13 @@ async def test_a_limit_ends_an_episode_and_the_environment_judges_its_state(play
             assert sample.episode.outcome.reward == 0.25 * len(steps)
             tokens = len(sample.token_ids) + len(group.prompt_ids)
             assert tokens <= 4 * 64, "the model's context"
+
+
+async def test_the_last_allowed_turn_may_be_the_one_that_ends_the_episode(play):
+    groups = await play(World(last=2), max_turns=2)
+    assert set(ends(groups)) <= {"ENVIRONMENT_DONE", "LENGTH"}
+    finished = {sample.finish_reason for group in groups for sample in group.samples if sample.episode.end_reason != END_REASON_LENGTH}
+    assert finished == {FINISH_REASON_STOP}, "it is not masked as one that was cut off"
 
 
 async def test_no_reward_is_a_failure_and_not_zero_unless_a_scorer_gives_one(play):
