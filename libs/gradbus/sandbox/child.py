@@ -31,6 +31,7 @@ def confined_pipes() -> tuple[BinaryIO, BinaryIO] | None:
         return None
     for name in [name for name in sys.modules if name.startswith(_OWN_PACKAGES)]:
         del sys.modules[name]  # so that user code imports the standard library and nothing else
+    os.environ.clear()
     send(outgoing, {"layers": asdict(layers)})
     return incoming, outgoing
 

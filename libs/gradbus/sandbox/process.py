@@ -106,6 +106,11 @@ class ConfinedProcess:
         """Process id of the child, which leads its own process group."""
         return self._process.pid
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is known to have ended, by itself or by a signal."""
+        return self._process.returncode is not None
+
     def kill(self) -> None:
         """Kills the whole process group; `stop` waits for its end."""
         self.alive = False

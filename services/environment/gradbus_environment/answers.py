@@ -56,7 +56,6 @@ def step_messages(given: object, move: Move) -> list[Message]:
 
 
 def _results(move: Move, results: Mapping[str, str]) -> Iterator[Message]:
-    surplus = {call_id: error_text("too_many_calls", "a turn may not have so many calls") for call_id in move.surplus}
     for call in move.assistant["calls"]:
         call_id, name = call["call_id"], call["name"]
         if call_id in results:
@@ -66,8 +65,8 @@ def _results(move: Move, results: Mapping[str, str]) -> Iterator[Message]:
             yield Message(role="tool", content=error_text(kind, text.format(name=name[:80])), call_id=call_id, name=name)
         elif not move.is_last:
             raise AnswerError(f"no tool message answers the call {call_id!r} of {name[:80]!r}; send one for each call of the turn")
-    for call_id, content in surplus.items():
-        yield Message(role="tool", content=content, call_id=call_id)
+    for call_id, name in move.surplus:
+        yield Message(role="tool", content=error_text("too_many_calls", "a turn may not have so many calls"), call_id=call_id, name=name)
 
 
 def checked_reward(reward: object, components: object) -> tuple[float | None, dict[str, float]]:

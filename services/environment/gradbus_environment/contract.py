@@ -72,8 +72,8 @@ class Move:
     """text, finish, and calls of {call_id, name, arguments, status}."""
     is_last: bool
     end_reason: str
-    surplus: Sequence[str] = ()
-    """Ids of calls beyond those that a turn may have: the service answers them."""
+    surplus: Sequence[tuple[str, str]] = ()
+    """Call id and tool of the calls beyond those that a turn may have: the service answers them."""
 
     def document(self) -> Document:
         """As environments get it."""

@@ -49,8 +49,8 @@ class Registry:
         async with _used(run):
             yield run
 
-    async def close_idle(self) -> None:
-        """Closes idle sessions, then the environments of runs that have neither sessions nor calls."""
+    async def close_idle(self) -> bool:
+        """Closes idle sessions, then the environments of runs without sessions and calls. Returns whether there were such runs."""
         for run in list(self._runs.values()):
             await run.close_idle(self._session_seconds)
         before = time.monotonic() - IDLE_SECONDS
@@ -59,6 +59,7 @@ class Registry:
         await asyncio.gather(*(run.end() for run in ended))
         for run_id, _ in idle:
             _log.info("environment_closed", run_id=run_id, reason="idle")
+        return bool(idle)
 
     async def end(self) -> None:
         """Closes everything."""

@@ -26,7 +26,9 @@ def move_of(request: pb.StepRequest, most_calls: int) -> Move:
         for call in assistant.calls
     ]
     turn = {"text": assistant.text, "calls": calls[:most_calls], "finish": assistant.finish}
-    return Move(request.turn, turn, request.is_last, request.end_reason, tuple(call["call_id"] for call in calls[most_calls:]))
+    return Move(
+        request.turn, turn, request.is_last, request.end_reason, tuple((call["call_id"], call["name"]) for call in calls[most_calls:])
+    )
 
 
 def description_message(description: Description) -> pb.DescribeResponse:

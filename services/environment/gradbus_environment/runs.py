@@ -108,9 +108,11 @@ class OpenRun:
     async def close_idle(self, seconds: float) -> None:
         """Closes sessions that had no call for so long."""
         before = time.monotonic() - seconds
-        for name in [name for name, entry in self._sessions.items() if entry.used < before and not entry.lock.locked()]:
-            _log.info("session_idle", run_id=self._sessions[name].session.opening.run_id, seconds=seconds)
-            await self.close(name)
+        idle = [name for name, entry in self._sessions.items() if entry.used < before and not entry.lock.locked()]
+        if idle:
+            run_id = self._sessions[idle[0]].session.opening.run_id
+            _log.info("sessions_idle", run_id=run_id, sessions=len(idle), seconds=seconds)
+        await asyncio.gather(*map(self.close, idle))
 
     async def end(self) -> None:
         """Closes all sessions and frees the environment."""

@@ -127,8 +127,8 @@ async def serve(settings: EnvironmentSettings, process: Process) -> None:
     await server.start()
     process.ready = True
     while not process.stopping.is_set():
-        await registry.close_idle()
-        await asyncio.to_thread(return_memory)
+        if await registry.close_idle():
+            await asyncio.to_thread(return_memory)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(IDLE_SECONDS / 4):
                 await process.stopping.wait()

@@ -8,7 +8,7 @@ import pytest
 
 from gradbus.embedded import StackConfig
 from gradbus.embedded.processes import is_running
-from gradbus.embedded.services import REFERENCE, service_names
+from gradbus.embedded.services import ON_DEMAND, service_names
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 
@@ -19,7 +19,7 @@ def stack_config(tmp_path):
 
     def make(**settings) -> StackConfig:
         services = service_names(settings.get("trainers", 1), settings.get("rollouts", 1))
-        stand_ins = {name: [sys.executable, str(STAND_IN), name] for name in [*services, REFERENCE]}
+        stand_ins = {name: [sys.executable, str(STAND_IN), name] for name in [*services, *ON_DEMAND]}
         overrides = stand_ins | settings.pop("command_overrides", {})
         return StackConfig(**{"state": tmp_path / "state", "port": 0, "ready_seconds": 120.0} | settings, command_overrides=overrides)
 

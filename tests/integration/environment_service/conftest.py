@@ -232,6 +232,18 @@ class GuessingServer:
         return {}
 
 
+@pytest.fixture
+def guessing_world():
+    """The world of GUESSING as a server's answers, to be changed by a test."""
+    return GuessingServer()
+
+
+@pytest.fixture
+def serve_json(http_server):
+    """Serves `answer(method, path, body)`, which gives a value or (status, bytes), and gives its URL."""
+    return lambda answer: http_server(json_application(answer))
+
+
 @pytest.fixture(scope="session")
 def guessing_server(http_server):
     return http_server(json_application(GuessingServer()))

@@ -62,9 +62,9 @@ class World:
         if calls:
             # Of a turn that was cut off nothing is executed.
             answer["messages"] = [] if assistant["finish"] == "length" else self._results(calls)
-        elif hasattr(self._environment, "step"):
+        elif hasattr(type(self._environment), "step"):
             self._take_step(text, answer)
-        if (is_last or answer["done"] or not (calls or answer["messages"])) and hasattr(self._environment, "reward"):
+        if (is_last or answer["done"] or not (calls or answer["messages"])) and hasattr(type(self._environment), "reward"):
             answer["rewards"].append(_reward(_called(self._environment, "reward", text), "reward()"))
         return answer
 

@@ -41,7 +41,12 @@ class Child:
 
     def serves(self, session: str) -> bool:
         """Whether the session may be in it."""
-        return self.process.alive and self.alone_with in {"", session}
+        return self.is_alive and self.alone_with in {"", session}
+
+    @property
+    def is_alive(self) -> bool:
+        """False once it is killed, or found dead."""
+        return self.process.alive and not self.process.has_ended
 
 
 class Children:
@@ -91,7 +96,7 @@ class Children:
 
     async def any_process(self) -> EnvironmentProcess:
         """A process that has loaded the source."""
-        child = next((one for one in self._children if one.process.alive), None)
+        child = next((one for one in self._children if one.is_alive), None)
         return (child or await self._place()).process
 
     async def shed(self) -> bool:
@@ -115,7 +120,10 @@ class Children:
     async def _place(self) -> Child:
         """The child with the fewest sessions, or a new one."""
         async with self._starting:
-            shared = [one for one in self._children if one.process.alive and not one.alone_with]
+            for child in [one for one in self._children if not one.is_alive and not one.turns.is_taken]:
+                child.process.kill()
+                self._drop(child)
+            shared = [one for one in self._children if one.is_alive and not one.alone_with]
             least = min(shared, key=self._population, default=None)
             is_enough = len(shared) >= self._limit or not self._budget.has_room
             if least is not None and (is_enough or self._population(least) == 0):
@@ -135,8 +143,10 @@ class Children:
         return sum(1 for home in self._homes.values() if home is child)
 
     def _look(self, child: Child, began: float) -> None:
-        if child.turns.is_taken and child.began == began and child.turns.has_waiting:
-            self._leave_alone(child)
+        if child.turns.is_taken and child.began == began and child.process.alive and not child.alone_with:
+            if child.turns.has_waiting:
+                self._leave_alone(child)
+            asyncio.get_running_loop().call_later(SLOW_SECONDS, self._look, child, began)
 
     def _leave_alone(self, child: Child) -> None:
         """The others' sessions begin anew in another child, unless too many are alone already."""

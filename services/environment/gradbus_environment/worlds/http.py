@@ -115,16 +115,22 @@ class HttpWorld:
                 # JSON in a thread of its own, so that one run holds up no other.
                 content = b"" if asked is None else await loop.run_in_executor(self._thread, _encoded, asked)
                 body = await self._client.call(HttpRequest(method, f"{self._url}/{path}", content), _BOUNDS, seconds)
-                said = await loop.run_in_executor(self._thread, parse_json, body, _MAX_VALUES)
+                said = await loop.run_in_executor(self._thread, _decoded, body)
         except TimeoutError as error:
             raise UserCodeError(f"{self._name} did not answer /{path} within {seconds:.1f} s; make it faster") from error
         except FAILURES as error:
             raise UserCodeError(f"{self._name} failed at /{path}: {error or type(error).__name__}; check that it runs") from error
-        except ValueError as error:
-            raise AnswerError(f"its body is not JSON: {error}") from error
-        if not isinstance(said, dict):
-            raise AnswerError("its body is no JSON object")
         return said
+
+
+def _decoded(body: bytes) -> Document:
+    try:
+        said = parse_json(body, _MAX_VALUES)
+    except ValueError as error:
+        raise AnswerError(f"its body is not JSON: {error}") from error
+    if not isinstance(said, dict):
+        raise AnswerError("its body is no JSON object")
+    return said
 
 
 def _encoded(asked: Document) -> bytes:

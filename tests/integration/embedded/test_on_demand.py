@@ -1,7 +1,9 @@
-"""The reference service runs while a run with a KL penalty is live, and only then."""
+"""The reference service runs while a run with a KL penalty is live, the environment service while one with an environment is."""
 
 import asyncio
 import time
+
+import pytest
 
 from gradbus.bus import Bus, BusSettings
 from gradbus.control.runs import RunRecord, RunStatus
@@ -13,9 +15,9 @@ SPEC = {
     "model": {"path": "/model"},
     "data": {"train": "train.jsonl", "eval": "eval.jsonl", "prompt": "prompt"},
     "reward": {"grader": {"type": "string_check", "input": "a", "reference": "b", "operation": "eq"}},
-    "algorithm": {"kl": 0.1},
     "schedule": {"steps": 10},
 }
+NEEDS = {"reference": {"algorithm": {"kl": 0.1}}, "environment": {"environment": {"service": "http://127.0.0.1:1/world"}}}
 
 
 async def until(condition, seconds=60.0):
@@ -31,19 +33,20 @@ async def connect(stack, role):
     return await Bus.connect(BusSettings(f"nats://127.0.0.1:{port}", role, password), role)
 
 
-async def test_the_reference_comes_and_goes_with_the_runs_that_need_it(stack_config):
+@pytest.mark.parametrize("name", NEEDS)
+async def test_a_service_comes_and_goes_with_the_runs_that_need_it(stack_config, name):
     async with Stack(stack_config()) as stack:
         gateway, conductor = await connect(stack, "gateway"), await connect(stack, "conductor")
         runs = await gateway.bucket("runs")
-        record = RunRecord(run_id="run-1", spec=RunSpec.model_validate(SPEC), created_unix_ns=1)
+        record = RunRecord(run_id="run-1", spec=RunSpec.model_validate(SPEC | NEEDS[name]), created_unix_ns=1)
         await runs.put("run-1.spec", record.to_bytes())
-        await until(lambda: "reference" in stack.processes)
-        await stack.until_ready(["reference"], 60.0)
+        await until(lambda: name in stack.processes)
+        await stack.until_ready([name], 60.0)
         await stack.kill("nats")
         await stack.until_ready(["nats"], 60.0)
-        assert stack.processes["reference"].restarts == 0
+        assert stack.processes[name].restarts == 0
         await (await conductor.bucket("runs")).put("run-1.status", RunStatus(state="succeeded").to_bytes())
-        await until(lambda: "reference" not in stack.processes)
-        assert stack.state.log_tail("reference").endswith("drained")
+        await until(lambda: name not in stack.processes)
+        assert stack.state.log_tail(name).endswith("drained")
         await gateway.close()
         await conductor.close()
