@@ -62,8 +62,8 @@ class Kind:
 
 
 KINDS = {
-    "torch": Kind("torch", ENGINES["torch"].deterministic, 1500),
-    "stub": Kind("stub", True, 2000, computes=False),
+    "torch": Kind("torch", ENGINES["torch"].deterministic, 700),
+    "stub": Kind("stub", True, 900, computes=False),
     "sglang": Kind("sglang", ENGINES["sglang"].deterministic, 1000),
 }
 STUB = EngineTiming(step_seconds=0.001, median_tokens=8.0)

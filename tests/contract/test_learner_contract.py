@@ -124,7 +124,7 @@ def test_the_same_batches_give_the_same_bits(make_learner):
     assert trained(make_learner(), range(4)) == trained(make_learner(), range(4))
 
 
-@pytest.mark.parametrize("checkpoint", [0, 1, 3])
+@pytest.mark.parametrize("checkpoint", [0, 1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_restored_learner_goes_on_to_the_same_bits(make_learner, checkpoint):
     straight = make_learner()
     trained(straight, range(checkpoint))

@@ -68,12 +68,23 @@ def family(request):
     return MODEL_FAMILIES[request.param]
 
 
-@pytest.fixture(scope="module", params=["plain", "odd"])
-def folder(request, family, tmp_path_factory):
+@pytest.fixture(scope="module", params=[True, False], ids=["plain", "odd"])
+def is_plain(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def folder(is_plain, family, tmp_path_factory):
     """A folder that transformers saved: a plain model with a tied head, and one with all that is odd in its family."""
-    changes = PLAIN.get(family.model_type, {}) if request.param == "plain" else FAMILIES[family.model_type]
-    model = make_model(family.model_type, **changes, tie_word_embeddings=request.param == "plain")
+    changes = PLAIN.get(family.model_type, {}) if is_plain else FAMILIES[family.model_type]
+    model = make_model(family.model_type, **changes, tie_word_embeddings=is_plain)
     return save(model, tmp_path_factory.mktemp(family.model_type))
+
+
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["fp32_plain_bf16_odd", "bf16_plain_fp32_odd"])
+def in_bf16(request, is_plain):
+    """In the usual tests one model of a family is in float32 and the other in bfloat16; the other way round takes as long again."""
+    return is_plain == request.param
 
 
 @pytest.fixture(scope="module")
@@ -130,9 +141,8 @@ def test_layers_computed_again_give_the_same_bits(folder, sequences):
     assert_checkpointing_keeps_bits(folder, sequences)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_version_of_an_untrained_model_is_the_folder_and_loads_in_transformers(folder, dtype, tmp_path, sequences):
-    model = load_causal_lm(folder)
+def test_a_version_of_an_untrained_model_is_the_folder_and_loads_in_transformers(folder, in_bf16, tmp_path, sequences):
+    model, dtype = load_causal_lm(folder), torch.bfloat16 if in_bf16 else torch.float32
     weights = LazyTensors.of(dict(model.named_parameters()))
     BaseFolder(folder).check_identity(weights, dtype)
     file = export_version(0, weights, False, Scratch(tmp_path / "scratch"), dtype).file
@@ -233,8 +243,8 @@ async def sampled(folder, config, lora=None, version=None):
     ], digest
 
 
-@pytest.mark.parametrize("setting", [{}, {"dtype": "bf16", "threads": 2}], ids=["fp32", "bf16_by_threads"])
-def test_the_plain_trainer_moves_every_weight_and_resumes_to_the_same_bits(folder, setting):
+def test_the_plain_trainer_moves_every_weight_and_resumes_to_the_same_bits(folder, in_bf16):
+    setting = {"dtype": "bf16", "threads": 2} if in_bf16 else {}
     trainer = SPEC.trainer.model_copy(update={"learning_rate": 1e-3, **setting})
     straight, resumed = (TorchLearner(folder, SPEC.model_copy(update={"trainer": trainer})) for _ in range(2))
     before = {name: tensor.clone() for name, tensor in straight.weights().items()}

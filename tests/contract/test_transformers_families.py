@@ -26,6 +26,10 @@ from gradbus_trainer.tensors.lazy_tensors import LazyTensors
 from gradbus_trainer.tensors.scratch import Scratch
 
 EVERY = [name for name, family in TRANSFORMERS_FAMILIES.items() if not family.inner and name not in MODEL_FAMILIES]
+BY_THREADS = {"dtype": "bf16", "threads": 2}
+BY_THREADS_OFTEN = ("deepseek_v3", "nemotron_h")
+"""One packed and one by rows; the others are trained by threads in `make test-faults`."""
+TRAINED = [(name, setting) for name in (*PACKED, *ROWS) for setting in ({}, BY_THREADS)]
 BOUND = 1e-5
 """Of log-probabilities in float32, nats."""
 
@@ -102,7 +106,19 @@ def test_a_version_of_an_untrained_model_is_the_folder_and_loads_in_transformers
     assert all(torch.equal(tensor, base[name].to(dtype)) for name, tensor in exported.items())
 
 
-@pytest.mark.parametrize("setting", [{}, {"dtype": "bf16", "threads": 2}], ids=["fp32", "bf16_by_threads"])
+@pytest.mark.parametrize(
+    ("folder", "setting"),
+    [
+        pytest.param(
+            name,
+            setting,
+            marks=[pytest.mark.slow] * bool(setting and name not in BY_THREADS_OFTEN),
+            id=f"{name}-{'bf16_by_threads' if setting else 'fp32'}",
+        )
+        for name, setting in TRAINED
+    ],
+    indirect=["folder"],
+)
 def test_the_plain_trainer_moves_the_weights_and_resumes_to_the_same_bits(folder, setting):
     trainer = SPEC.trainer.model_copy(update={"learning_rate": 1e-3, **setting})
     straight, resumed = (TorchLearner(folder, SPEC.model_copy(update={"trainer": trainer})) for _ in range(2))

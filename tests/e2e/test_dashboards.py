@@ -74,10 +74,10 @@ def run(exporting, lab_on, prometheus, spec, rows):
     body = spec(
         data={"eval": rows([{"prompt": "sun and", "answer": "sun"}])},
         reward={"grader": GRADER},
-        schedule={"steps": 40, "max_staleness": 1},
+        schedule={"steps": 24, "max_staleness": 1},
         algorithm={"name": "ppo", "kl": 0.01},
         trainer={"critic": {}},
-        evaluation={"every": 10, "samples": 1},
+        evaluation={"every": 8, "samples": 1},
         weights={"transport": "delta"},
     )
     began = time.time()
@@ -98,7 +98,7 @@ def pairs(exporting, lab_on, models, rows):
         "kind": "dpo",
         "model": {"path": str(models / "llama")},
         "data": {"train": train, "eval": train},
-        "schedule": {"groups_per_step": 1, "steps": 300},
+        "schedule": {"groups_per_step": 1, "steps": 150},
     }
     with lab_on(exporting) as lab:
         run_id = lab.submit(body)

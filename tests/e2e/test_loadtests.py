@@ -50,6 +50,7 @@ async def asks_rest(bench):
     assert counts["event"][0] > 0
 
 
+@pytest.mark.slow
 async def test_runs_that_wait_end_when_they_are_cancelled_also_across_a_kill_of_every_process(tmp_path):
     settings = queue.Settings(waiting=(5, 150), cancelled=60, cancelled_before_kill=60, seconds=0.2)
     async with running(tmp_path, settings.rig) as bench:

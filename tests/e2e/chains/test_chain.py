@@ -41,6 +41,7 @@ def test_a_run_from_an_earlier_version_and_the_tree_of_both(lab, spec, parent, g
     assert lines[2].split() == ["└─", child["id"], "from-the-middle", "succeeded", "from", "version", "2", "*"]
 
 
+@pytest.mark.slow  # tests/integration/weight_store has what keeps a blob that runs name
 def test_a_run_ends_in_the_same_weights_although_the_run_that_it_starts_from_is_deleted(stack, lab_on, spec, tmp_path):
     with stack(GRADBUS_BLOB_GRACE_SECONDS=str(GRACE_SECONDS)) as state, lab_on(state) as lab:
         parent = lab.train(spec(name="first", checkpoint=EACH))

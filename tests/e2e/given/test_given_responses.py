@@ -1,5 +1,7 @@
 """Runs that train on the responses of a dataset: nothing is sampled and nothing is judged."""
 
+from functools import cache
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -39,6 +41,12 @@ def paired(models, rows, supervised):
         return supervised(name="pairs", kind=kind, data=data, **changes)
 
     return make
+
+
+@pytest.fixture(scope="module")
+def trained_on_pairs(lab, paired):
+    """The run of a kind; tests that only look at one share it."""
+    return cache(lambda kind: lab.train(paired(kind)))
 
 
 @pytest.fixture(scope="module")
@@ -161,8 +169,8 @@ def test_a_supervised_run_is_a_plain_loop_over_cross_entropy(lab, supervised, mo
 
 
 @pytest.mark.parametrize("loss_of", [dpo, ipo, simpo, orpo])
-def test_a_run_on_pairs_is_a_plain_loop_over_its_loss(lab, paired, models, loss_of):
-    run = lab.train(paired(loss_of.__name__))
+def test_a_run_on_pairs_is_a_plain_loop_over_its_loss(lab, trained_on_pairs, models, loss_of):
+    run = trained_on_pairs(loss_of.__name__)
     expected = pair_loop(models / "llama", trained_rows(lab, run), loss_of)
     steps = lab.events(run["id"], "metrics")
     assert [step["loss"] for step in steps] == pytest.approx(expected, rel=1e-4)
@@ -195,8 +203,8 @@ def test_a_run_on_labels_is_a_plain_loop_over_its_loss(lab, gradbus, labelled, m
     assert second == "0.1  step 0  mismatched  train"
 
 
-def test_the_command_shows_a_run_on_pairs_by_its_loss_and_its_labels(lab, gradbus, paired):
-    run = lab.train(paired("dpo"))
+def test_the_command_shows_a_run_on_pairs_by_its_loss_and_its_labels(gradbus, trained_on_pairs):
+    run = trained_on_pairs("dpo")
     (listed,) = [line for line in gradbus("runs").stdout.splitlines() if run["id"] in line]
     assert listed.split()[4:6] == ["dpo", "succeeded"]
     for line in (listed, gradbus("show", run["id"]).stdout.partition("progress")[2].splitlines()[0]):

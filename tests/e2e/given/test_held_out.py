@@ -41,7 +41,7 @@ def held_out(models, rows):
     return make
 
 
-OFTEN = ("sft", "dpo-adapters", "kto", "reward-model")
+OFTEN = ("sft", "dpo-adapters", "kto")
 """The losses of the others are compared with their operators in tests/unit/algorithms/test_held_out.py as well."""
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("staleness", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_run_in_turns_ends_in_the_weights_of_the_undisturbed_run(lab, spec, staleness):
     settings = {"schedule": {"max_staleness": staleness, "steps": 4}}
     apart = lab.train(spec(**settings), seconds=60)

@@ -1,12 +1,13 @@
 """Runs whose rewards are a reward model's scores: the reference service computes them, and its death changes no bit."""
 
+import json
+import os
+import signal
+
 import numpy as np
 import pytest
 import torch
-from smoke import train
 from transformers import AutoModelForSequenceClassification
-
-from gradbus.embedded import Stack, StackConfig
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -37,10 +38,17 @@ def test_every_reward_is_the_score_of_the_samples_tokens_and_the_run_learns(lab,
     lab.gone("reference")
 
 
-async def test_a_death_of_the_reference_service_changes_no_bit(tmp_path, scored):
+def test_a_death_of_the_reference_service_changes_no_bit(lab, scored):
     """Of a run that asks it for scores and for log-probabilities."""
+
+    def pid():
+        return json.loads((lab.state / "stack.json").read_text())["processes"].get("reference", {}).get("pid")
+
     spec = scored(algorithm={"kl": 0.01})
-    async with Stack(StackConfig(state=tmp_path / "state", port=0)) as stack:
-        calm, outcome = await train(stack, spec), await train(stack, spec, ("reference",), after_step=3)
-    assert tuple(outcome.killed) == ("reference",)
-    assert (calm.state, outcome.state, outcome.digest) == ("succeeded", "succeeded", calm.digest)
+    calm, run_id = lab.train(spec), lab.submit(spec)
+    lab.until(run_id, lambda run: run["progress"]["step"] > 3)
+    killed = pid()
+    os.kill(killed, signal.SIGKILL)
+    lab.until(run_id, lambda _: pid() not in {killed, None})
+    run = lab.ends(run_id)
+    assert lab.final_digest(run) == lab.final_digest(calm)

@@ -12,6 +12,7 @@ def silent():
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
+@pytest.mark.slow  # tests/integration/telemetry/test_collectors.py has such a collector beside one process
 def test_a_run_ends_with_the_same_weights_and_the_stack_stops(silent, stack, lab_on, lab, spec):
     settings = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": silent,

@@ -77,7 +77,8 @@ async def assert_undisturbed(stack, outcome, spec):
         assert (len(reference), len(teacher), len(rows)) == ((0, 4, 4) if with_rows else (4, 4, 0))
 
 
-@pytest.mark.parametrize("with_rows", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow  # a run on pairs dies at the same points in tests/faults/given
+@pytest.mark.parametrize("with_rows", [False, True])
 async def test_a_death_of_every_service_changes_neither_weights_nor_log(stack_of, of_teacher, distilled, tmp_path, with_rows):
     async with stack_of(1) as stack:
         teacher = await train(stack, of_teacher)

@@ -312,11 +312,11 @@ async def test_a_service_that_stays_away_is_named_with_its_address_and_without_t
     away, run_id, record, group, service, name, monkeypatch
 ):
     for module in (judging, scorer_module):
-        monkeypatch.setattr(module, "REFERENCE_SECONDS", 5.0)
+        monkeypatch.setattr(module, "REFERENCE_SECONDS", 2.0)
     monkeypatch.setattr(scorer_module, "_EXTRA_SECONDS", 0.0)
     clients, address = away(service)
     source = {"model": {"path": "scorer"}} if service == "reward_model" else {"service": "grpc://127.0.0.1:1"}
-    spec = record(algorithm={"kl": 0.1}, reward=source | {"timeout_seconds": 5.0}).spec
+    spec = record(algorithm={"kl": 0.1}, reward=source | {"timeout_seconds": 2.0}).spec
     scoring = Scoring(clients, run_id, spec, GroupTraces(run_id, 0.0), lambda _: None)
     scoring.submit([(group(0), "{}")])
     words = f"the {name} service at {address} does not answer; check that it runs, or wait if it is starting"

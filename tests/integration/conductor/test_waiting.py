@@ -47,7 +47,7 @@ async def test_runs_cancelled_before_they_began_end_without_lease_buffer_or_arch
 
 async def test_runs_paused_before_they_began_show_it_and_keep_no_driver(stage, monkeypatch):
     monkeypatch.setattr(service, "_POLL_SECONDS", 0.02)
-    names, runs = [f"run-{n:03}" for n in range(40)], stage.buckets[Buckets.RUNS]
+    names, runs = [f"run-{n:03}" for n in range(20)], stage.buckets[Buckets.RUNS]
     await submit_queued(stage, names)
     async with stage.conducted():
         await stage.until(lambda: all(stage.runs.state(name) == "queued" for name in names[:8]))  # these are driven

@@ -143,12 +143,13 @@ async def test_it_stays_small(stub, service):
     assert resident_kib(service[0].pid) < 150 * 1024
 
 
-async def test_the_memory_of_large_calls_is_returned_after_their_runs(service, stub):
+@pytest.mark.parametrize("rounds", [1, pytest.param(2, marks=pytest.mark.slow)])
+async def test_the_memory_of_large_calls_is_returned_after_their_runs(service, stub, rounds):
     source = "def grade(sample, item):\n    return {'reward': 1.0, **{f'{n:02}' * 95: 1.0 for n in range(62)}}"
     reward = {"grader": {"type": "python", "source": source}, "timeout_seconds": 120.0}
     large = [request(reward, *map(str, range(1024)), run_id=f"run-{n}") for n in range(12)]
     before = most = anonymous_mib(service[0].pid)
-    for _ in range(2):
+    for _ in range(rounds):
         calls = asyncio.gather(*(stub.Score(call, timeout=120) for call in large))
         while not calls.done():
             most = max(most, anonymous_mib(service[0].pid))

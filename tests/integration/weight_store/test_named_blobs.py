@@ -108,7 +108,7 @@ STEPS = st.one_of(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(steps=st.lists(STEPS, max_size=25))
 def test_the_answer_is_what_reading_everything_gives(nats_url, steps):
     """Runs publish, end, and lose versions to retention in any order; even one that is over is written once more."""

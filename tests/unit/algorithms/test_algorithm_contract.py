@@ -19,7 +19,7 @@ MOST_TOKENS = 8
 WITHOUT_BASELINE = {"reinforce_pp", *CRITICS}
 ALWAYS_OK = st.just(OK)
 
-of_each = settings(max_examples=40)
+of_each = settings(max_examples=20)
 """The presets are many and share their estimators, so that each part is tried with hundreds of examples."""
 
 

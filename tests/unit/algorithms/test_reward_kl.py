@@ -97,7 +97,7 @@ def test_the_expected_gradient_is_that_of_the_kl(name, size):
     assert gradient == pytest.approx(-0.1779326, abs=5e-8)
 
 
-@settings(max_examples=40)  # of each of many presets
+@settings(max_examples=20)  # of each of many presets
 @given(groups)
 @pytest.mark.parametrize("name", TAKES_KL)
 def test_a_policy_that_is_its_reference_loses_nothing(name, rows):
@@ -106,7 +106,7 @@ def test_a_policy_that_is_its_reference_loses_nothing(name, rows):
     assert trained(algorithm_of(name), samples, rewards, same) == trained(algorithm_of(name, 0.0), samples, rewards, same)
 
 
-@settings(max_examples=40)  # of each of many presets
+@settings(max_examples=20)  # of each of many presets
 @given(groups)
 @pytest.mark.parametrize("name", TAKES_KL)
 def test_the_verdict_is_the_one_that_is_made_before_the_reference_answers(name, rows):

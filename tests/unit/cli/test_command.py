@@ -24,12 +24,43 @@ def gradbus(*arguments, **environment):
     return subprocess.run(line, check=False, capture_output=True, text=True, timeout=60, env={"PATH": "/usr/bin", **environment})
 
 
+SEVERAL = """
+import contextlib, io, json, runpy, sys
+found = []
+for line in json.load(sys.stdin):
+    sys.argv, out, error, status = ["gradbus", *line], io.StringIO(), io.StringIO(), 0
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
+        try:
+            runpy.run_module("gradbus.cli", run_name="__main__")
+        except SystemExit as ended:
+            status = ended.code or 0
+    found.append((status, out.getvalue(), error.getvalue()))
+json.dump(found, sys.stdout)
+"""
+
+
+@pytest.fixture(scope="module")
+def said():
+    """By arguments, the status and both outputs of commands, in one process for all: each would take a second to start."""
+    commands = [(*verb.split(), "--help") for verb in VERBS] + [(*given, *as_json) for given in BAD_INPUT for as_json in ((), ("--json",))]
+    line, given = [sys.executable, "-c", SEVERAL], json.dumps(commands)
+    done = subprocess.run(line, check=False, input=given, capture_output=True, text=True, timeout=120, env={"PATH": "/usr/bin"})
+    assert done.returncode == 0, done.stderr
+    return {command: subprocess.CompletedProcess(command, *found) for command, found in zip(commands, json.loads(done.stdout), strict=True)}
+
+
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_explains_itself_and_prints_json(verb):
-    done = gradbus(*verb.split(), "--help")
+def test_every_verb_explains_itself_and_prints_json(said, verb):
+    done = said[*verb.split(), "--help"]
     assert done.returncode == 0
     assert "Usage" in done.stdout
     assert "--json" in done.stdout
+
+
+def test_a_verb_is_the_same_by_itself(said):
+    alone, among_others = gradbus("runs", "--limit", "0"), said["runs", "--limit", "0"]
+    assert (alone.returncode, alone.stdout) == (among_others.returncode, among_others.stdout)
+    assert alone.stderr.replace("python -m gradbus.cli", "gradbus") == among_others.stderr
 
 
 @pytest.mark.parametrize("group", ["", "keys"])
@@ -67,8 +98,8 @@ BAD_INPUT = [
 
 
 @pytest.mark.parametrize("arguments", BAD_INPUT, ids=" ".join)
-def test_bad_input_ends_with_two_and_a_sentence(arguments, tmp_path):
-    for text in (gradbus(*arguments), gradbus(*arguments, "--json")):
+def test_bad_input_ends_with_two_and_a_sentence(said, arguments):
+    for text in (said[arguments], said[*arguments, "--json"]):
         assert (text.returncode, text.stdout) == (2, "")
         assert "Traceback" not in text.stderr
     error = json.loads(text.stderr)

@@ -103,6 +103,7 @@ def test_a_report_is_the_same_after_its_way_between_the_processes():
     assert Report.from_json(report.to_json().encode()) == report
 
 
+@pytest.mark.slow
 async def test_attackers_that_fail_are_reported(tmp_path):
     with pytest.raises(RuntimeError, match="hostile users failed"):
         await attack(Orders(str(tmp_path), "http://127.0.0.1:1", "key", "another", {"name": "good"}, (), 0.0, 8))

@@ -49,8 +49,8 @@ def test_only_one_run_is_remembered_and_a_torn_file_is_none(failures, tmp_path):
     ("plan", "cause"),
     [
         ("1 memory", "OutOfMemoryError: this process has too little memory"),
-        ("0 memory", "OutOfMemoryError: this process has too little memory"),
-        ("1 bug", "ValueError: a fault of this rank"),
+        pytest.param("0 memory", "OutOfMemoryError: this process has too little memory", marks=pytest.mark.slow),
+        pytest.param("1 bug", "ValueError: a fault of this rank", marks=pytest.mark.slow),
         ("1 killed", ""),
     ],
 )
