@@ -17,6 +17,9 @@ GradbusError
 ├── FencedError            a newer term owns the run; this process must let go
 ├── UserCodeError          a user's service or Python failed as a whole, or may not be used
 │   └── ScorerError            a scorer as a whole failed (never a reward of 0)
+├── EnvironmentFaultError  an environment failed for a reason that no policy causes
+│   ├── SessionLostError       its service does not know the session any more
+│   └── InvalidItemError       it cannot judge the item or the state
 ├── GraderError            a grader's template, formula or source is wrong
 ├── ManifestError          a manifest is incomplete, or contradicts itself
 ├── HistoryError           a manifest contradicts what was published or committed before
@@ -140,6 +143,14 @@ class ScorerError(UserCodeError):
 
 class EnvironmentFaultError(GradbusError):
     """An environment failed for a reason that no policy causes: the episode is played again, or the environment cannot be used."""
+
+
+class SessionLostError(EnvironmentFaultError):
+    """The environment service was started again and does not know the session; the episode is opened again."""
+
+
+class InvalidItemError(EnvironmentFaultError):
+    """The environment cannot judge the item or the state: to play again would not help."""
 
 
 class GraderError(GradbusError):

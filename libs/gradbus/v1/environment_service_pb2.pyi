@@ -121,7 +121,7 @@ class StepRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., session: _Optional[str] = ..., turn: _Optional[int] = ..., assistant: _Optional[_Union[AssistantTurn, _Mapping]] = ..., is_last: bool = ..., end_reason: _Optional[str] = ...) -> None: ...
 
 class StepResponse(_message.Message):
-    __slots__ = ("status", "reason", "messages", "reward", "components", "done", "state_digest", "is_away")
+    __slots__ = ("status", "reason", "messages", "reward", "components", "done", "state_digest")
     class ComponentsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -136,7 +136,6 @@ class StepResponse(_message.Message):
     COMPONENTS_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
-    IS_AWAY_FIELD_NUMBER: _ClassVar[int]
     status: EnvironmentStatus
     reason: str
     messages: _containers.RepeatedCompositeFieldContainer[_episode_pb2.Message]
@@ -144,8 +143,7 @@ class StepResponse(_message.Message):
     components: _containers.ScalarMap[str, float]
     done: bool
     state_digest: str
-    is_away: bool
-    def __init__(self, status: _Optional[_Union[EnvironmentStatus, str]] = ..., reason: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[_episode_pb2.Message, _Mapping]]] = ..., reward: _Optional[float] = ..., components: _Optional[_Mapping[str, float]] = ..., done: bool = ..., state_digest: _Optional[str] = ..., is_away: bool = ...) -> None: ...
+    def __init__(self, status: _Optional[_Union[EnvironmentStatus, str]] = ..., reason: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[_episode_pb2.Message, _Mapping]]] = ..., reward: _Optional[float] = ..., components: _Optional[_Mapping[str, float]] = ..., done: bool = ..., state_digest: _Optional[str] = ...) -> None: ...
 
 class CloseRequest(_message.Message):
     __slots__ = ("run_id", "session")

@@ -91,6 +91,8 @@ class Answer:
     components: Mapping[str, float] = field(default_factory=dict)
     done: bool = False
     state_digest: str = ""
+    is_away: bool = False
+    """With an error: nobody listens at the environment's address."""
 
     @classmethod
     def error(cls, reason: str) -> Answer:

@@ -48,6 +48,7 @@ def open_message(session: str, answer: Answer) -> pb.OpenResponse:
         session=session,
         messages=answer.messages,
         state_digest=answer.state_digest,
+        is_away=answer.is_away,
     )
 
 

@@ -1,4 +1,4 @@
-"""A run with an environment: whoever dies between two turns, the weights, the episodes and their rewards are those of an undisturbed run."""
+"""A run with an environment: whoever dies between two turns, the weights, episodes and rewards are those of an undisturbed run."""
 
 import importlib.util
 import sys

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
+from httpcore2 import NetworkError
+
 from gradbus.errors import UserCodeError
 from gradbus.sandbox.bounds import MAX_REASON
 from gradbus.strict_json import is_unicode, parse_json
@@ -68,7 +70,7 @@ class HttpWorld:
         except AnswerError as error:
             return Answer.error(f"{self._name} answered /open wrongly: {error}")
         except UserCodeError as error:
-            return Answer.error(str(error))
+            return Answer("error", str(error), is_away=isinstance(error.__cause__, NetworkError))
 
     async def step(self, session: Session, move: Move, seconds: float) -> Answer:
         """`POST /step`."""

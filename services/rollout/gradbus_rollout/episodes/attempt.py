@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from gradbus.errors import EnvironmentFaultError
+from gradbus.errors import EnvironmentFaultError, SessionLostError
 from gradbus.ids import turn_seed
 from gradbus.tokenizer.turns import ChatMessage, ParsedTurn
 from gradbus.v1.environment_service_pb2 import AssistantTurn, OpenRequest, StepRequest, StepResponse
@@ -31,7 +31,7 @@ from gradbus.v1.episode_pb2 import (
 from gradbus.v1.reward_pb2 import REWARD_STATUS_INVALID, REWARD_STATUS_OK, SampleReward
 from gradbus_rollout.engines.base import Engine, PromptGroup
 from gradbus_rollout.episodes.codec import TurnCodec
-from gradbus_rollout.episodes.environment import EnvironmentClient, SessionLostError
+from gradbus_rollout.episodes.environment import EnvironmentClient
 from gradbus_rollout.episodes.episode import EpisodeLimits, EpisodeStart, PlayedEpisode
 from gradbus_rollout.episodes.transcript import Transcript
 

@@ -13,7 +13,7 @@ from grpc import StatusCode
 from grpc.aio import AioRpcError
 
 from gradbus.control.runs import RunRecord, WorkerPresence
-from gradbus.errors import EnvironmentFaultError
+from gradbus.errors import EnvironmentFaultError, InvalidItemError, SessionLostError
 from gradbus.rpc import describe_rpc_error
 from gradbus.spec import EnvironmentSpec
 from gradbus.telemetry import get_logger
@@ -41,14 +41,6 @@ _START_SECONDS = 60.0
 _CLOSE_SECONDS = 5.0
 _AWAY = frozenset({StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED})
 _Answer = TypeVar("_Answer", OpenResponse, StepResponse)
-
-
-class SessionLostError(EnvironmentFaultError):
-    """The service was started again and does not know the session."""
-
-
-class InvalidItemError(EnvironmentFaultError):
-    """The environment cannot judge the item or the state: to play again would not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +93,7 @@ class EnvironmentClient:
                 raise SessionLostError("the environment service was started again; the episode is opened again")
             if answer.status != ENVIRONMENT_STATUS_ERROR:
                 raise InvalidItemError(answer.reason or "the environment cannot judge this item")
-            if not answer.is_away:
+            if not (isinstance(answer, OpenResponse) and answer.is_away):
                 raise EnvironmentFaultError(answer.reason or "the environment failed and gave no reason; see its log")
             await self._wait(answer.reason)
 

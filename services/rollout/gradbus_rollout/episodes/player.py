@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from gradbus.errors import EnvironmentFaultError
+from gradbus.errors import EnvironmentFaultError, InvalidItemError
 from gradbus.telemetry import get_logger
 from gradbus_rollout.episodes.attempt import Attempt, PlayerParts
-from gradbus_rollout.episodes.environment import InvalidItemError
 from gradbus_rollout.episodes.episode import EpisodeStart, PlayedEpisode
 
 _log = get_logger(__name__)

@@ -1,0 +1,69 @@
+"""Runs whose samples are episodes in a user's environment, seen as a user sees them."""
+
+import pytest
+from own_world import LAST, World
+
+SYSTEM = {"role": "system", "content": "Say words."}
+
+
+@pytest.fixture(scope="module")
+def world():
+    server = World()
+    yield server
+    server.shutdown()
+
+
+@pytest.fixture
+def episodes(spec, rows, tokenizer):
+    """A run on chat prompts without a scorer; its template ends a turn by a line break, and its policy by any of many tokens."""
+    line_break = tokenizer.encode("\n", add_special_tokens=False)[-1]
+
+    def make(**changes):
+        prompts = [{"prompt": [SYSTEM, {"role": "user", "content": word}], "word": word} for word in ("sun", "moon", "star", "sky")]
+        body = spec(name="episodes", data={"train": rows(prompts)}, rollout={"stop_token_ids": sorted({line_break, *range(2, len(tokenizer), 2)})}, **changes)
+        body.pop("reward")
+        body.pop("evaluation", None)
+        return body
+
+    return make
+
+
+def test_a_run_in_an_environment_over_http_trains_and_shows_its_episodes(lab, gradbus, episodes, world):
+    run = lab.train(episodes(environment={"service": world.url, "max_turns": LAST}))
+    assert {asked["item"]["word"] for name, asked in world.asked if name == "open"} <= {"sun", "moon", "star", "sky"}
+    samples = lab.samples(run["id"])
+    assert len(samples) == run["steps"] * run["spec"]["schedule"]["groups_per_step"] * run["spec"]["rollout"]["group_size"]
+    for sample in samples:
+        turns = sample["episode"]["turns"]
+        assert sample["reward"] == pytest.approx(sum(turn["reward"] for turn in turns))
+        assert sample["components"]["letters"] == pytest.approx(16 * sample["reward"])
+        assert [span["trainable"] for span in sample["versions"]] == [span["author"] == "policy" for span in sample["versions"]]
+        assert [span["start"] for span in sample["versions"][1:]] == [span["end"] for span in sample["versions"][:-1]]
+        said = [(message["role"], message["content"]) for turn in turns for message in turn["messages"]]
+        assert said == [("user", " and")] * (len(turns) - 1)
+    longest = max(samples, key=lambda sample: len(sample["episode"]["turns"]))
+    authors = [span["author"] for span in longest["versions"]]
+    assert len(longest["episode"]["turns"]) > 1
+    assert authors.count("user") == len(longest["episode"]["turns"]) - 1
+    shown = gradbus("episode", run["id"], longest["id"])
+    assert shown.returncode == 0, shown.stderr
+    assert f"turn {len(longest['episode']['turns'])}" in shown.stdout
+    assert "' and'" in shown.stdout
+    assert "see `gradbus samples`" in gradbus("episode", run["id"], "99999.0").stderr
+    assert not world.said, "every session is closed"
+
+
+def test_the_source_of_an_environment_that_cannot_be_used_ends_the_run_with_the_cause(lab, episodes):
+    run = lab.ends(lab.submit(episodes(environment={"source": "class World:\n    pass\n"})), "failed")
+    assert "class Environment" in run["reason"]
+
+
+def test_an_environment_that_is_away_is_waited_for(lab, episodes, world, free_port):
+    port = free_port()
+    run_id = lab.submit(episodes(environment={"service": f"http://127.0.0.1:{port}/words", "max_turns": LAST}))
+    shown = lambda: {worker["worker"]: worker["trouble"] for worker in lab.client.workers()["data"]}  # noqa: E731 - read again and again
+    lab.until(run_id, lambda _: any(f"127.0.0.1:{port}" in trouble for trouble in shown().values()))
+    server = World(port)
+    lab.ends(run_id)
+    server.shutdown()
+    assert not any(shown().values())
