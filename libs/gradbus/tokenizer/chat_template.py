@@ -51,6 +51,14 @@ class ChatTemplate:
             )
         return self._control.frame(text)
 
+    def without_tools(self, messages: list[dict[str, Any]], where: str) -> str:
+        """The text up to where the policy's answer begins, of a run without tools. Raises as `rendered`."""
+        return self._rendered(messages, where, [], generation_prompt=True)
+
+    def error(self, message: str) -> ModelFileError:
+        """An error of the template's file."""
+        return ModelFileError(self._begin(), message)
+
     def _rendered(self, messages: list[dict[str, Any]], where: str, tools: list[dict[str, Any]], *, generation_prompt: bool) -> str:
         from jinja2 import TemplateError  # noqa: PLC0415 - only a tokenizer's process pays for it
 

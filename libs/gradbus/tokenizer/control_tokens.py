@@ -88,6 +88,10 @@ class ControlTokens:
         framed = self._pattern.sub(lambda found: self._renamed(found.group(), _FRAMES), text)
         return self.reveal(framed)
 
+    def unframed(self, text: str) -> str:
+        """A framed text as it was."""
+        return _PRIVATE.sub(lambda found: self._names[ord(found.group()) - _FRAMES], text)
+
     def encode(self, text: str, where: str) -> tuple[int, ...]:
         """Token ids `[T]` of a framed text. Raises DatasetError if there is no second tokenizer."""
         if not self.can_frame:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -15,7 +14,7 @@ CALL_FORMS: Final = ((True, dict), (True, str), (False, dict), (False, str))
 """How the assistant's calls are given to a template: one for each result or a single one, with arguments as an object or as JSON."""
 _LETTERS: Final = "ABCDEFGHJKLMNP"
 _NAME: Final = re.compile("qnx([A-P])fzw")
-_CALL_ID: Final = re.compile("qcx0([A-P])idz")
+_CALL_ID: Final = re.compile("qcx0([A-P])idzw")
 """Of nine letters and digits, as some templates demand."""
 _MARKED: Final = re.compile(f"{_NAME.pattern}|{_CALL_ID.pattern}")
 
@@ -36,7 +35,7 @@ def name_of(number: int) -> str:
 
 def call_id_of(number: int) -> str:
     """The call that message `number` answers."""
-    return f"qcx0{_LETTERS[number]}idz"
+    return f"qcx0{_LETTERS[number]}idzw"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +109,11 @@ def turned(frame: Frame, like: Frame) -> Frame:
 
 def difference(first: str, second: str) -> tuple[str, str]:
     """Both texts from shortly before they differ."""
-    at = next((n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))
+    at = len(common_start(first, second))
     start = max(at - 20, 0)
     return first[start : at + 60], second[start : at + 60]
 
 
-def common_start(texts: Sequence[str]) -> str:
+def common_start(first: str, second: str) -> str:
     """The longest text with which both begin."""
-    at = 0
-    while at < min(map(len, texts)) and len({text[at] for text in texts}) == 1:
-        at += 1
-    return texts[0][:at]
+    return first[: next((n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))]

@@ -48,6 +48,8 @@ class TemplateFrames:
     """Of tools' and users' messages, the name of the form in FORMS; None: as they are."""
     results_from: Kind = "tool"
     """`user` for a template that knows no tools."""
+    call: str = ""
+    """A call of the tool `sentinels.name_of(2)` with one argument x as the template writes it, framed; empty if it writes none."""
     refusals: Mapping[tuple[Kind, Kind], str] = field(default_factory=dict)
     """Why there is no frame between two messages."""
 

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
-from gradbus.errors import ModelError
+from gradbus.errors import DatasetError, ModelError
 from gradbus.tokenizer.chat_template import ChatTemplate
 from gradbus.tokenizer.control_tokens import ControlTokens
+from gradbus.tokenizer.grammar.detection import PARSERS, parser_of
 from gradbus.tokenizer.grammar.extension import Extender
-from gradbus.tokenizer.grammar.parsers.codec import Codec, Parser, Tools
-from gradbus.tokenizer.grammar.parsers.hermes import hermes
-from gradbus.tokenizer.grammar.parsers.plain import PlainParser
+from gradbus.tokenizer.grammar.parsers.codec import Tools
 from gradbus.tokenizer.grammar.probe import NoFrameError, TemplateProbe
 from gradbus.tokenizer.grammar.template_frames import TemplateFrames
 from gradbus.tokenizer.turns import ChatMessage, Extension, ParsedTurn, TurnSettings
 
+if TYPE_CHECKING:
+    from gradbus.spec.sections import ToolParser
+    from gradbus.tokenizer.grammar.parsers.codec import Codec
+
+_PROBE: Final = "a probe"
 MARKERS: Final = "<tool_call></tool_call><tool_response></tool_response><think></think>"
 """Added tokens that are never content, whether a template writes them or not."""
-_PARSERS: Final[Mapping[str, Callable[[Codec, Tools], Parser]]] = {"hermes": hermes, "plain": PlainParser}
 
 
 class TurnGrammar:
@@ -40,7 +43,10 @@ class TurnGrammar:
         self.is_plain = settings.parser == "plain" or not template.exists
         """Whether there are no frames: what a message says is all that it writes."""
         frames = TemplateFrames() if self.is_plain else self._probed()
-        self._parser = _PARSERS[settings.parser or ("plain" if self.is_plain else "hermes")](_TokenizerCodec(tokenizer), Tools.of(tools))
+        codec = _TokenizerCodec(tokenizer)
+        self.parser: ToolParser = settings.parser or self._detected(frames, codec)
+        """How calls are read."""
+        self._read = PARSERS[self.parser](codec, Tools.of(tools))
         ends = {token for token in stop_ids if not frames.end or self._is_control(token) or not self._spells_control(frames.end)}
         self._extender = Extender(frames, control, ends, settings.result_tokens)
 
@@ -52,7 +58,7 @@ class TurnGrammar:
         """Text and calls of a turn; nothing is a call in one that was cut off, nor in a run without tools."""
         said = drawn[:-1] if stopped and drawn and self._is_end(drawn[-1]) else drawn
         if stopped and self._has_tools:
-            return self._parser(said)
+            return self._read(said)
         return ParsedTurn(self._tokenizer.decode(list(said), skip_special_tokens=True))
 
     def extension(self, last_drawn: int | None, messages: Sequence[ChatMessage]) -> Extension:
@@ -60,14 +66,25 @@ class TurnGrammar:
         return self._extender.extension(last_drawn, messages)
 
     def _probed(self) -> TemplateFrames:
-        def rendering(messages: list[dict[str, Any]], generation_prompt: bool) -> str:
-            return self._template.rendered(messages, "a probe", framed=False, generation_prompt=generation_prompt)
+        def rendering(messages: list[dict[str, Any]], *, generation_prompt: bool = True, tools: bool = True) -> str:
+            if not tools:
+                return self._template.without_tools(messages, _PROBE)
+            return self._template.rendered(messages, _PROBE, framed=False, generation_prompt=generation_prompt)
 
-        ends = [(self._tokenizer.decode([token]), self._is_control(token)) for token in sorted(self._stop_ids)]
+        ends = [str(self._tokenizer.decode([token])) for token in sorted(self._stop_ids)]
         try:
-            return TemplateProbe(rendering, ends, self._control.first_in).frames(with_tools=self._has_tools)
-        except NoFrameError as error:
-            raise ModelError(f"the chat template cannot go on after a turn: {error}") from error
+            return TemplateProbe(rendering, self._control, ends).frames(with_tools=self._has_tools)
+        except (NoFrameError, DatasetError) as error:
+            raise self._template.error(f"the chat template cannot go on after a turn: {error}; use another chat template") from error
+
+    def _detected(self, frames: TemplateFrames, codec: Codec) -> ToolParser:
+        if self.is_plain:
+            return "plain"
+        found = parser_of(self._control.encoding(frames.call).ids, codec)
+        if found is None and frames.call and self._has_tools:
+            written = self._control.unframed(frames.call)
+            raise self._template.error(f"no parser reads the call that the chat template writes, {written!r}; set environment.tool_parser")
+        return found or "hermes"
 
     def _is_end(self, token: int) -> bool:
         """Whether a stop token says nothing: a run may stop at tokens of text, which are part of what the policy said."""
