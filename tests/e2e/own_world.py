@@ -12,6 +12,8 @@ LAST = 3
 class World(ThreadingHTTPServer):
     """Keeps its sessions; `asked` has every request."""
 
+    request_queue_size = 128
+
     def __init__(self, port=0):
         super().__init__(("127.0.0.1", port), Handler)
         self.asked, self.said = [], {}

@@ -19,7 +19,7 @@ BOUNDS: Final[dict[str, float]] = {
     # advantages is a function of its own beside the verdict: ten lines a group, none a sample. Each entry is asked for a teacher's
     # log-probabilities and rows, and for marks of its samples: twelve lines a group, none a sample.
     "trainer: lines a group of four": 533,
-    "trainer: calls a group of four": 112,
+    "trainer: calls a group of four": 113,
     # Forward, loss, backward, clipping and AdamW of a model of one layer and 12 parameters, outside and inside our own operators. Short
     # groups are gathered into blocks and back: some forty operators a layer, for which each prompt is computed once.
     "trainer: operators a step of one layer": 620,

@@ -20,7 +20,8 @@ def episodes(spec, rows, tokenizer):
 
     def make(**changes):
         prompts = [{"prompt": [SYSTEM, {"role": "user", "content": word}], "word": word} for word in ("sun", "moon", "star", "sky")]
-        body = spec(name="episodes", data={"train": rows(prompts)}, rollout={"stop_token_ids": sorted({line_break, *range(2, len(tokenizer), 2)})}, **changes)
+        stops = sorted({line_break, *range(2, len(tokenizer), 2)})
+        body = spec(name="episodes", data={"train": rows(prompts)}, rollout={"stop_token_ids": stops}, **changes)
         body.pop("reward")
         body.pop("evaluation", None)
         return body
@@ -40,11 +41,12 @@ def test_a_run_in_an_environment_over_http_trains_and_shows_its_episodes(lab, gr
         assert [span["trainable"] for span in sample["versions"]] == [span["author"] == "policy" for span in sample["versions"]]
         assert [span["start"] for span in sample["versions"][1:]] == [span["end"] for span in sample["versions"][:-1]]
         said = [(message["role"], message["content"]) for turn in turns for message in turn["messages"]]
-        assert said == [("user", " and")] * (len(turns) - 1)
+        assert set(said) <= {("user", " and")}
+        assert len(said) in {len(turns) - 1, len(turns)}, "the model's context may be full before another turn can begin"
     longest = max(samples, key=lambda sample: len(sample["episode"]["turns"]))
     authors = [span["author"] for span in longest["versions"]]
     assert len(longest["episode"]["turns"]) > 1
-    assert authors.count("user") == len(longest["episode"]["turns"]) - 1
+    assert authors.count("user") == sum(len(turn["messages"]) for turn in longest["episode"]["turns"])
     shown = gradbus("episode", run["id"], longest["id"])
     assert shown.returncode == 0, shown.stderr
     assert f"turn {len(longest['episode']['turns'])}" in shown.stdout

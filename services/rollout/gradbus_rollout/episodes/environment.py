@@ -38,7 +38,8 @@ _log = get_logger(__name__)
 _RETRY_SECONDS = 0.5
 _START_SECONDS = 60.0
 """Beyond the deadline of an answer: the service may have to start a process, or repeat the calls of a session that it lost."""
-_CLOSE_SECONDS = 5.0
+_CLOSE_SECONDS = 15.0
+"""More than the service waits for the answer of a server."""
 _AWAY = frozenset({StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED})
 _Answer = TypeVar("_Answer", OpenResponse, StepResponse)
 
