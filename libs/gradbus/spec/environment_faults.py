@@ -39,8 +39,13 @@ def _source_faults(environment: EnvironmentSpec) -> Iterator[Fault]:
     elif environment.file is not None:
         yield Fault("environment.file", "the command line replaces a file by its text", environment.file, "`source`")
     elif environment.service is not None and not _is_address(environment.service):
-        yield Fault("environment.service", "not the address of an environment", environment.service[:80], "http(s)://host:port/path")
+        yield Fault(
+            "environment.service",
+            "not the address of an environment",
+            environment.service[:80],
+            "http(s)://host:port/path or openenv+ws(s)://host:port",
+        )
 
 
 def _is_address(service: str) -> bool:
-    return service.startswith(("http://", "https://")) and service.isprintable() and " " not in service
+    return service.startswith(("http://", "https://", "openenv+ws://", "openenv+wss://")) and service.isprintable() and " " not in service

@@ -34,6 +34,14 @@ class OpenSession:
     used: float = field(default_factory=time.monotonic)
 
 
+@dataclass(slots=True)
+class _SharedLock:
+    """A lock that is forgotten when nobody uses it."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+
+
 class OpenRun:
     """The environment of one run and its sessions."""
 
@@ -47,7 +55,7 @@ class OpenRun:
         self._of_episode: dict[str, str] = {}
         self._attempts: OrderedDict[str, int] = OrderedDict()
         """The newest attempt of each episode, whether or not its session is still open."""
-        self._opening: dict[str, asyncio.Lock] = {}
+        self._opening: dict[str, _SharedLock] = {}
         """By episode: the opens that are in progress."""
 
     @property
@@ -62,13 +70,15 @@ class OpenRun:
     async def open(self, opening: Opening, seconds: float) -> tuple[str, Answer]:
         """The session and its first answer. The same opening again finds both as they are; a newer attempt closes the older session."""
         episode = opening.episode_id
-        lock = self._opening.setdefault(episode, asyncio.Lock())
+        shared = self._opening.setdefault(episode, _SharedLock())
+        shared.users += 1
         try:
-            async with lock:
+            async with shared.lock:
                 return await self._open(opening, seconds)
         finally:
-            if not lock.locked():
-                self._opening.pop(episode, None)
+            shared.users -= 1
+            if not shared.users:
+                del self._opening[episode]
 
     async def step(self, name: str, move: Move, seconds: float) -> Answer:
         """The answer to a move: the next one, or the last one again."""

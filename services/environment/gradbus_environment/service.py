@@ -29,6 +29,7 @@ _log = get_logger(__name__)
 _RESPONSE_SECONDS = 0.2  # of the caller's deadline, for the way back
 _WAIT_SECONDS = 60.0
 """Of a caller without a deadline: for a child, beside the call itself."""
+_DESCRIBE_SECONDS = 60.0  # to start a child, or for a server that is still starting
 _PROBE = "class Environment:\n    def reset(self, item, seed):\n        pass\n"
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -45,7 +46,7 @@ class EnvironmentService(EnvironmentServiceServicer):
         try:
             with timed("describe"):
                 async with self._registry.use(request.run_id, request.environment_json) as run:
-                    description = await run.world.describe(min(_seconds(context, run), run.section.step_seconds))
+                    description = await run.world.describe(min(_seconds(context, run), _DESCRIBE_SECONDS))
         except EnvironmentRefusedError as error:
             await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, error)
         except UserCodeError as error:

@@ -145,7 +145,7 @@ def http_server():
     def serve(application):
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(application, log_level="critical", lifespan="off"))
+        server = uvicorn.Server(uvicorn.Config(application, log_level="critical", lifespan="off", ws="wsproto"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         started.append((server, thread))

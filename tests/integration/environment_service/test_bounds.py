@@ -114,3 +114,12 @@ async def test_a_service_that_starts_again_knows_no_session(stub):
     answer = await stub.Step(pb.StepRequest(run_id="run", session="of the last life", turn=3), timeout=60)
     assert answer.status == pb.ENVIRONMENT_STATUS_UNKNOWN_SESSION
     assert "open the episode again" in answer.reason
+
+
+async def test_opens_of_one_episode_at_once_are_one_session(registry):
+    made = registry()
+    async with made.use("run", SOURCE) as run:
+        answers = await asyncio.gather(*(run.open(opening(0), 30.0) for _ in range(5)))
+    assert len({name for name, _ in answers}) == 1
+    await run.close(answers[0][0])
+    assert run.is_empty

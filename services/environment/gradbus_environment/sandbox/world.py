@@ -52,7 +52,7 @@ class World:
         if not isinstance(given, list) or len(given) > MAX_MESSAGES or not all(map(_is_message, given)):
             raise FaultError("reset() must return None, a text or a list of {role, content}, with role system, user or assistant")
         most = MAX_TEXTS // max(1, len(given))
-        return {"status": "ok", "messages": [{"role": one["role"], "content": _cut(one["content"], most)} for one in given]}
+        return {"status": "ok", "messages": [{"role": one["role"], "content": cut(one["content"], most)} for one in given]}
 
     def step(self, turn: int, assistant: Mapping[str, Any], is_last: bool) -> Document:
         """One turn of the policy: its calls, or else the user's `step`; then, if the episode ends, the user's `reward`."""
@@ -78,7 +78,7 @@ class World:
         if not isinstance(message, str | None) or not isinstance(done, bool) or not isinstance(components, dict):
             raise FaultError("step() must return message as a text, done as a bool and components as a dict")
         if message is not None:
-            answer["messages"] = [{"role": "user", "content": _cut(message, MAX_TEXT)}]
+            answer["messages"] = [{"role": "user", "content": cut(message, MAX_TEXT)}]
         answer["done"] = done
         if said.get("reward") is not None:
             answer["rewards"].append(_reward({**components, "reward": said["reward"]}, "step()"))
@@ -88,7 +88,7 @@ class World:
     def _results(self, calls: list[Any]) -> list[Document]:
         most = min(MAX_TEXT, MAX_TEXTS // len(calls))
         return [
-            {"role": "tool", "call_id": call["call_id"], "content": _cut(self._result(call), most)}
+            {"role": "tool", "call_id": call["call_id"], "content": cut(self._result(call), most)}
             for call in calls
             if call["status"] == "ok"
         ]
@@ -149,7 +149,8 @@ def _canonical(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def _cut(text: str, most: int) -> str:
+def cut(text: str, most: int) -> str:
+    """The text, or its beginning and end with the number of characters between them."""
     if len(text) <= most:
         return str(text)
     marker = f"\n[{len(text) - most} characters cut]\n"

@@ -11,6 +11,7 @@ from gradbus.spec.sections import EnvironmentSpec
 from gradbus.user_services.addresses import AddressPolicy
 from gradbus_environment.contract import EnvironmentRefusedError, World
 from gradbus_environment.worlds.http import HttpWorld
+from gradbus_environment.worlds.openenv import SCHEMES, OpenEnvWorld
 from gradbus_environment.worlds.python import ChildSettings, PythonWorld
 
 
@@ -43,4 +44,6 @@ def create_world(section: EnvironmentSpec, settings: WorldSettings, budget: Proc
         return PythonWorld(section.source, settings.children, budget)
     if section.service is not None and section.service.startswith(("http://", "https://")):
         return HttpWorld(section.service, settings.addresses)
+    if section.service is not None and section.service.startswith(SCHEMES):
+        return OpenEnvWorld(section.service, settings.addresses)
     raise EnvironmentRefusedError("the run's environment section has neither a source nor a service of a known kind; fix it")

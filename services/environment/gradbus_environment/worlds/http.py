@@ -105,7 +105,7 @@ class HttpWorld:
         determinism = said.get("determinism", "none")
         if determinism not in {"seeded", "none"}:
             raise AnswerError('determinism is neither "seeded" nor "none"; send one')
-        tools = _tools(said.get("tools", []))
+        tools = described_tools(said.get("tools", []))
         whole = canonical({"name": name, "version": version, "tools": [[one.name, one.description, one.parameters_json] for one in tools]})
         return Description(name, digest or hashlib.sha256(whole.encode()).hexdigest(), determinism == "seeded", tools)
 
@@ -167,7 +167,8 @@ def _text(said: Document, name: str, *, required: bool) -> str:
     return value
 
 
-def _tools(given: object) -> list[ToolDescription]:
+def described_tools(given: object) -> list[ToolDescription]:
+    """The tools of a description. Raises AnswerError."""
     if not isinstance(given, list) or len(given) > _MAX_TOOLS:
         raise AnswerError(f"tools is no list of at most {_MAX_TOOLS} tools")
     tools = [_tool(one) for one in given]

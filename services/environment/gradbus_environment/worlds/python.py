@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,11 +28,7 @@ from gradbus_environment.contract import (
 )
 from gradbus_environment.sandbox.process import EnvironmentProcess
 from gradbus_environment.worlds.children import Child, Children
-
-_MAX_FAULTS = 4096
-"""Faults of a run that are remembered."""
-_REPEATED = 2
-"""Times that the same fault makes an item invalid."""
+from gradbus_environment.worlds.faults import Faults
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +51,7 @@ class PythonWorld:
         self._source = source
         self._settings = settings
         self._children = Children(self._start, settings.per_run, budget)
-        self._faults: Counter[str] = Counter()
-        """How often a call of a session failed in the same way."""
+        self._faults = Faults()
 
     async def describe(self, seconds: float) -> Description:
         """The tools, and a digest of the source and of Python."""
@@ -120,14 +114,7 @@ class PythonWorld:
         """The child's answer. A fault of the user's functions is tried again, and makes the item invalid if it comes again."""
         if said["status"] != "fault":
             return _read(move, said)
-        before = [opening_document(session.opening), session.digests[-1:], _asked(session, move), said["reason"]]
-        key = hashlib.sha256(canonical(before).encode("utf-8", "replace")).hexdigest()
-        self._faults[key] += 1
-        if len(self._faults) > _MAX_FAULTS:
-            self._faults.pop(next(iter(self._faults)))
-        if self._faults[key] >= _REPEATED:
-            return Answer.invalid(f"{said['reason']}, {_REPEATED} times")
-        return Answer.error(said["reason"])
+        return self._faults.answer(session, canonical(_asked(session, move)), said["reason"])
 
 
 async def _call(child: Child, session: str, opening: Opening, move: Move | None, seconds: float) -> Document:
