@@ -16,6 +16,7 @@ GradbusError
 ├── DiskError              a folder of this machine cannot be written, or is full
 ├── FencedError            a newer term owns the run; this process must let go
 ├── UserCodeError          a user's service or Python failed as a whole, or may not be used
+│   ├── BusyServiceError       it refuses work for now
 │   └── ScorerError            a scorer as a whole failed (never a reward of 0)
 ├── EnvironmentFaultError  an environment failed for a reason that no policy causes
 │   ├── SessionLostError       its service does not know the session any more
@@ -135,6 +136,10 @@ class FencedError(GradbusError):
 
 class UserCodeError(GradbusError):
     """A user's service or Python failed as a whole, or may not be used."""
+
+
+class BusyServiceError(UserCodeError):
+    """A user's service, or a proxy before it, refuses work for now: 429, 502, 503 or 504."""
 
 
 class ScorerError(UserCodeError):

@@ -41,7 +41,7 @@ def check_grader(grader: Grader, item_columns: Collection[str], path: str = "rew
 def _simple_faults(grader: SimpleGrader, item_columns: Collection[str], path: str) -> Iterator[Fault]:
     if isinstance(grader, PythonGrader):
         if grader.source is not None:
-            yield from _source_faults(grader.source, f"{path}.source")
+            yield from source_faults(grader.source, f"{path}.source", "grade", "def grade(sample, item): ...")
         return
     yield from _template_faults(grader.input, item_columns, f"{path}.input")
     yield from _template_faults(grader.reference, item_columns, f"{path}.reference")
@@ -68,23 +68,24 @@ def _formula_faults(grader: MultiGrader, path: str) -> Iterator[Fault]:
         yield _unknown(path, "the formula names no grader", name, grader.graders)
 
 
-def _source_faults(source: str, path: str) -> Iterator[Fault]:
-    if fault := _source_fault(source):
-        yield Fault(path, fault, allowed="def grade(sample, item): ...")
+def source_faults(source: str, path: str, name: str, allowed: str) -> Iterator[Fault]:
+    """A fault for source that is not Python, or does not bind `name`. Raises TimeoutError if this machine is too busy to parse it."""
+    if fault := _source_fault(source, name):
+        yield Fault(path, fault, allowed=allowed)
 
 
 @lru_cache(_SOURCES_KEPT)
-def _source_fault(source: str) -> str:
-    """Why the source cannot be a grader, or nothing; many submissions have the same source. Raises TimeoutError for a lost process."""
-    command = [sys.executable, "-I", "-S", _SOURCE_CHECK, str(USERS_NICENESS)]
+def _source_fault(source: str, name: str) -> str:
+    """Why the source cannot be used, or nothing; many submissions have the same source. Raises TimeoutError for a lost process."""
+    command = [sys.executable, "-I", "-S", _SOURCE_CHECK, str(USERS_NICENESS), name]
     try:
         done = subprocess.run(command, input=source.encode(), capture_output=True, env={}, timeout=_PARSE_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise TimeoutError("a grader's source cannot be parsed now; submit it again later") from error
+        raise TimeoutError("the source cannot be parsed now; submit it again later") from error
     if done.returncode in _TOO_MUCH:
         return "too much for Python's parser; shorten the source"
     if done.returncode:
-        raise TimeoutError(f"the process that parses a grader's source ended with status {done.returncode}; submit it again later")
+        raise TimeoutError(f"the process that parses the source ended with status {done.returncode}; submit it again later")
     return done.stdout.decode()
 
 

@@ -1,4 +1,6 @@
-"""`python source_check.py NICENESS`: reads Python source, and writes why it cannot be a grader, or nothing.
+"""`python source_check.py NICENESS NAME`: reads Python source, and writes why it cannot be a grader or an environment, or nothing.
+
+It must bind NAME at its top level.
 
 A process of its own: Python's parser lets no other thread run, and takes minutes for some sources. It imports nothing else of Gradbus,
 so that it starts in a moment.
@@ -21,15 +23,15 @@ def main() -> None:
     os.nice(int(sys.argv[1]))
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS + 1))  # SIGXCPU, not SIGKILL
     resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY_BYTES, _MEMORY_BYTES))
-    sys.stdout.buffer.write(_fault(sys.stdin.buffer.read().decode()).encode("utf-8", "backslashreplace"))
+    sys.stdout.buffer.write(_fault(sys.stdin.buffer.read().decode(), sys.argv[2]).encode("utf-8", "backslashreplace"))
 
 
-def _fault(source: str) -> str:
+def _fault(source: str, name: str) -> str:
     try:
         module = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError) as error:
         return f"not Python: {error}"
-    return "" if any(map(_binds_grade, _top_level(module.body))) else "no function `grade` at the top level"
+    return "" if any(_binds(statement, name) for statement in _top_level(module.body)) else f"no `{name}` at the top level"
 
 
 def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -42,14 +44,14 @@ def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
         yield statement
 
 
-def _binds_grade(statement: ast.stmt) -> bool:
+def _binds(statement: ast.stmt, name: str) -> bool:
     match statement:
-        case ast.FunctionDef(name="grade"):
-            return True
+        case ast.FunctionDef(name=bound) | ast.ClassDef(name=bound):
+            return bound == name
         case ast.Assign(targets=targets):
-            return any(isinstance(target, ast.Name) and target.id == "grade" for target in targets)
+            return any(isinstance(target, ast.Name) and target.id == name for target in targets)
         case ast.Import(names=names) | ast.ImportFrom(names=names):
-            return any((alias.asname or alias.name) == "grade" for alias in names)
+            return any((alias.asname or alias.name) == name for alias in names)
     return False
 
 

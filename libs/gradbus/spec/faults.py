@@ -59,7 +59,7 @@ def parse_spec(body: object) -> RunSpec:
     faults.extend(model_faults(sections.get("model")))
     faults.extend(model_faults(reward.model if (reward := sections.get("reward")) else None, "reward.model"))
     faults.extend(model_faults(sections.get("teacher"), "teacher"))
-    faults.extend(size_faults(sections.get("rollout"), sections.get("schedule")))
+    faults.extend(size_faults(sections.get("rollout"), sections.get("schedule"), sections.get("environment")))
     if (kind := body.get("kind", "rl")) in get_args(Kind):
         faults.extend(kind_faults(kind, sections, body.get("numerics")))
         faults.extend(teacher_faults(kind, sections))

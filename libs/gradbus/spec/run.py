@@ -25,6 +25,7 @@ from gradbus.spec.sections import (
     TeacherSpec,
     TrainerSpec,
     WeightsSpec,
+    most_drawn,
 )
 
 EVALUATED_VERSIONS: Final = 2
@@ -108,10 +109,7 @@ class RunSpec(RunOptions):
     @property
     def max_drawn_tokens(self) -> int:
         """The most tokens that the policy draws in a sample."""
-        if self.environment is None:
-            return self.rollout.max_new_tokens
-        drawn = self.rollout.max_new_tokens * self.environment.max_turns
-        return drawn if self.environment.max_tokens is None else min(drawn, self.environment.max_tokens)
+        return most_drawn(self.rollout, self.environment)
 
     @property
     def publish_every(self) -> int:

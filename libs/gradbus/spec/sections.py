@@ -250,7 +250,7 @@ class EnvironmentSpec(Section):
     service: str | None = Field(None, max_length=2048, description="http(s)://host:port/path of your own environment.")
     max_turns: Integer = Field(8, ge=1, le=1024, description="Turns of the policy in an episode.")
     max_tokens: Integer | None = Field(
-        None, ge=1, le=1 << 24, description="Tokens that the policy draws in an episode. Default: what fits the context."
+        None, ge=1, le=1 << 24, description="Tokens that the policy draws in an episode. Default: those of all turns."
     )
     calls_per_turn: Integer = Field(8, ge=1, le=128, description="Tool calls of a turn; more are answered as errors.")
     invalid_calls: Integer = Field(3, ge=1, le=1024, description="An episode ends after so many turns in a row without one valid call.")
@@ -259,6 +259,14 @@ class EnvironmentSpec(Section):
     )
     tool_parser: ToolParser | None = Field(None, description="How calls are written. Default: found from the chat template.")
     step_seconds: Number = Field(30.0, ge=0.1, le=3600.0, description="Deadline of one answer of the environment.")
+
+
+def most_drawn(rollout: RolloutSpec, environment: EnvironmentSpec | None) -> int:
+    """The most tokens that the policy draws in a sample; the model's context may have room for fewer."""
+    if environment is None:
+        return rollout.max_new_tokens
+    drawn = rollout.max_new_tokens * environment.max_turns
+    return drawn if environment.max_tokens is None else min(drawn, environment.max_tokens)
 
 
 class ScheduleSpec(Section):

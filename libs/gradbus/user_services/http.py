@@ -13,7 +13,7 @@ import httpx2
 from opentelemetry import propagate
 from opentelemetry.trace import SpanKind
 
-from gradbus.errors import UserCodeError
+from gradbus.errors import BusyServiceError, UserCodeError
 from gradbus.telemetry import Attributes, span
 from gradbus.user_services.addresses import DEFAULT_PORTS, AddressPolicy, Endpoint, IPAddress
 from gradbus.user_services.bounded_network import BoundedNetwork, BoundedStream
@@ -21,8 +21,9 @@ from gradbus.user_services.first_connection import FirstConnection
 
 FAILURES: Final = (httpcore2.NetworkError, httpcore2.ProtocolError, httpx2.InvalidURL, UnicodeError)
 """What a call raises when the service cannot be reached or speaks no HTTP."""
+_BUSY: Final = frozenset({429, 502, 503, 504})
 _OK: Final = 200
-_CONNECTIONS: Final = 100
+CONNECTIONS: Final = 100
 _IDLE_SECONDS: Final = 5.0
 """How long a connection is kept for the next request."""
 
@@ -60,7 +61,7 @@ class HttpClient:
         self._first_connection = FirstConnection()
         # Not a client with cookies, redirects and settings from the environment, all of which would be the server's to use.
         self._connections = httpcore2.AsyncConnectionPool(
-            max_connections=_CONNECTIONS, keepalive_expiry=_IDLE_SECONDS, network_backend=BoundedNetwork()
+            max_connections=CONNECTIONS, keepalive_expiry=_IDLE_SECONDS, network_backend=BoundedNetwork()
         )
 
     async def call(self, request: HttpRequest, bounds: BodyBounds, deadline_seconds: float) -> bytes:
@@ -96,6 +97,8 @@ class HttpClient:
         async with self._connections.stream(
             request.method, pinned, headers=encoded, content=request.content or None, extensions=extensions
         ) as response:
+            if response.status in _BUSY:
+                raise BusyServiceError(f"{self._name} responded with {response.status}; it is asked again")
             if response.status != _OK:
                 raise UserCodeError(f"{self._name} responded with {response.status}; it must respond with 200, redirects are not followed")
             return await self._limited_body(response, bounds)

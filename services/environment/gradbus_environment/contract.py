@@ -61,6 +61,13 @@ class Opening:
     attempt: int
     item_json: str
     seed: int
+    player: str = ""
+    """Who plays: sessions of the same episode by others are not touched."""
+
+    @property
+    def key(self) -> str:
+        """Of the episode as this player plays it."""
+        return f"{self.player}.{self.episode_id}" if self.player else self.episode_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,12 +99,17 @@ class Answer:
     done: bool = False
     state_digest: str = ""
     is_away: bool = False
-    """With an error: nobody listens at the environment's address."""
+    """With an error: nobody listens at the environment's address, or it has no room for now."""
 
     @classmethod
     def error(cls, reason: str) -> Answer:
         """A fault that the policy did not cause."""
         return cls("error", reason)
+
+    @classmethod
+    def away(cls, reason: str) -> Answer:
+        """An error that passes: the caller asks again, and counts no attempt."""
+        return cls("error", reason, is_away=True)
 
     @classmethod
     def invalid(cls, reason: str) -> Answer:

@@ -10,7 +10,7 @@ from gradbus_environment.contract import CALL_STATUS, STATUS, Answer, Descriptio
 
 def opening_of(request: pb.OpenRequest) -> Opening:
     """The opening that is asked for."""
-    return Opening(request.run_id, request.episode_id, request.attempt, request.item_json or "{}", request.seed)
+    return Opening(request.run_id, request.episode_id, request.attempt, request.item_json or "{}", request.seed, request.player)
 
 
 def move_of(request: pb.StepRequest, most_calls: int) -> Move:
@@ -63,6 +63,7 @@ def step_message(answer: Answer) -> pb.StepResponse:
         components=components,
         done=answer.done,
         state_digest=answer.state_digest,
+        is_away=answer.is_away,
     )
 
 

@@ -69,7 +69,7 @@ class OpenRun:
 
     async def open(self, opening: Opening, seconds: float) -> tuple[str, Answer]:
         """The session and its first answer. The same opening again finds both as they are; a newer attempt closes the older session."""
-        episode = opening.episode_id
+        episode = opening.key
         shared = self._opening.setdefault(episode, _SharedLock())
         shared.users += 1
         try:
@@ -110,7 +110,7 @@ class OpenRun:
         if entry is None:
             return
         count_sessions(-1)
-        episode = entry.session.opening.episode_id
+        episode = entry.session.opening.key
         if self._of_episode.get(episode) == name:
             del self._of_episode[episode]
         await self.world.close(entry.session)
@@ -131,7 +131,7 @@ class OpenRun:
         await self.world.end()
 
     async def _open(self, opening: Opening, seconds: float) -> tuple[str, Answer]:
-        episode = opening.episode_id
+        episode = opening.key
         newest = self._attempts.get(episode, -1)
         if opening.attempt < newest:
             return "", Answer.error(f"attempt {opening.attempt} of this episode is older than attempt {newest}; give it up")
@@ -145,7 +145,7 @@ class OpenRun:
         if known is not None:
             await self.close(known)
         if len(self._sessions) >= MAX_SESSIONS:
-            return "", Answer.error(f"the run has {MAX_SESSIONS} sessions; close those that are over")
+            return "", Answer.away(f"the run has {MAX_SESSIONS} sessions, as many as it may; use fewer slots or workers")
         self._remember(episode, opening.attempt)
         return await self._begin(Session(secrets.token_hex(16), opening), seconds)
 
@@ -157,7 +157,7 @@ class OpenRun:
         session.digests.append(session.next_digest(opening_document(session.opening), answer))
         answer = replace(answer, state_digest=answer.state_digest or session.digests[-1])
         self._sessions[session.id] = OpenSession(session, answer)
-        self._of_episode[session.opening.episode_id] = session.id
+        self._of_episode[session.opening.key] = session.id
         count_sessions(1)
         return session.id, answer
 

@@ -100,8 +100,8 @@ async def _answered(
             async with asyncio.timeout(seconds):
                 return await ask(run, min(run.section.step_seconds, max(seconds, 0.0)))
     except TimeoutError:
-        return "", Answer.error(
-            f"no answer of the environment within {seconds:.1f} s, with the wait for a child; ask again, or raise the limits"
+        return "", Answer.away(
+            f"the environment was too busy to answer within {seconds:.1f} s; make it faster, raise GRADBUS_CHILDREN or lower rollout.slots"
         )
     except Exception as error:  # noqa: BLE001 - the boundary of one call: the run that met this fault is told, and others go on
         _log.exception("environment_broke")

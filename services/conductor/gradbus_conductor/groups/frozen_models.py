@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Final, Literal
 
 from gradbus.algorithms import algorithm_of, needs_reference_logprobs
@@ -39,7 +40,9 @@ class FrozenModel:
 
     def answers(self, group: Group, found: Mapping[str, SequenceLogProbs]) -> list[SequenceLogProbs] | None:
         """What the model says of each sample of the group; None if `found`, which is by sample id, does not have all of it."""
-        whole = [answer for sample in group.samples if (answer := found.get(sample.sample_id)) and self._is_whole(answer, sample.token_ids)]
+        answers = (found.get(sample.sample_id) if sample.token_ids else SequenceLogProbs() for sample in group.samples)
+        pairs = zip(answers, group.samples, strict=True)
+        whole = [answer for answer, sample in pairs if answer is not None and self._is_whole(answer, sample.token_ids)]
         return whole if len(whole) == len(group.samples) else None
 
     def _is_whole(self, answer: SequenceLogProbs, token_ids: bytes) -> bool:
@@ -48,6 +51,7 @@ class FrozenModel:
         return len(answer.logprobs) == size and fits
 
 
+_TOKENS: Final = attrgetter("token_ids")
 BASE: Final = FrozenModel()
 
 
@@ -72,6 +76,6 @@ def models_of(spec: RunSpec, tasks: TaskSet) -> dict[LogProbsField, FrozenModel]
 
 
 def sequences_of(group: Group) -> Iterator[ReferenceSequence]:
-    """A group's samples, as they are asked about."""
-    for sample in group.samples:
+    """A group's samples, as they are asked about; those without a token, of episodes that failed, are not."""
+    for sample in filter(_TOKENS, group.samples):
         yield ReferenceSequence(sample_id=sample.sample_id, prompt_ids=group.prompt_ids, token_ids=sample.token_ids)

@@ -41,6 +41,8 @@ class World:
         self._environment = environment
         self._tools = tools
         self._seed = seed
+        self._said = ""
+        """The text of the newest turn."""
 
     def reset(self, item: Any) -> Document:
         """Begins the episode."""
@@ -57,9 +59,12 @@ class World:
     def step(self, turn: int, assistant: Mapping[str, Any], is_last: bool) -> Document:
         """One turn of the policy: its calls, or else the user's `step`; then, if the episode ends, the user's `reward`."""
         self._reseed(str(turn))
-        text, calls = assistant["text"], assistant["calls"]
+        calls, was_drawn = assistant["calls"], assistant["finish"] != "none"
+        text = self._said = assistant["text"] if was_drawn else self._said
         answer: Document = {"status": "ok", "messages": [], "done": False, "rewards": []}
-        if calls:
+        if not was_drawn:
+            pass  # the policy had no room for this turn: the last one is judged
+        elif calls:
             # Of a turn that was cut off nothing is executed.
             answer["messages"] = [] if assistant["finish"] == "length" else self._results(calls)
         elif hasattr(type(self._environment), "step"):
@@ -106,9 +111,7 @@ class World:
         try:
             said = getattr(self._environment, tool.name)(**arguments)
             return said if isinstance(said, str) else _canonical(said)
-        except MemoryError:
-            raise
-        except BaseException as error:  # noqa: BLE001 - whatever the user's tool raises is told to the policy
+        except BaseException as error:  # noqa: BLE001 - whatever the tool raises, too much memory included, is told to the policy
             return error_text("tool_failed", described(error, "<environment", "environment"))
 
     def _reseed(self, call: str) -> None:

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from httpcore2 import NetworkError
+from httpcore2 import ConnectError
 
-from gradbus.errors import UserCodeError
+from gradbus.errors import BusyServiceError, UserCodeError
 from gradbus.sandbox.bounds import MAX_REASON
 from gradbus.strict_json import is_unicode, parse_json
 from gradbus.user_services.addresses import AddressPolicy, AddressRefusedError, shown
-from gradbus.user_services.http import FAILURES, BodyBounds, HttpClient, HttpRequest
+from gradbus.user_services.http import CONNECTIONS, FAILURES, BodyBounds, HttpClient, HttpRequest
 from gradbus_environment.answers import AnswerError, checked_reward, ok_answer, opening_messages, step_messages
 from gradbus_environment.contract import (
     Answer,
@@ -45,6 +45,7 @@ class HttpWorld:
         self._name = f"the environment at {shown(url)}"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="environment")
         self._client = HttpClient(self._name, policy, self._thread)
+        self._places = asyncio.Semaphore(CONNECTIONS)
         self._sessions: dict[str, str] = {}
         """The server's names of sessions."""
 
@@ -70,12 +71,12 @@ class HttpWorld:
         except AnswerError as error:
             return Answer.error(f"{self._name} answered /open wrongly: {error}")
         except UserCodeError as error:
-            return Answer("error", str(error), is_away=isinstance(error.__cause__, NetworkError))
+            return _error(error)
 
     async def step(self, session: Session, move: Move, seconds: float) -> Answer:
         """`POST /step`."""
         opening = session.opening
-        request_id = f"{opening.episode_id}.{opening.attempt}.{move.turn}"
+        request_id = f"{opening.key}.{opening.attempt}.{move.turn}"
         asked = {"session": self._sessions[session.id], "request_id": request_id, **move.document()}
         try:
             said = await self._call("POST", "step", asked, seconds)
@@ -86,7 +87,7 @@ class HttpWorld:
         except AnswerError as error:
             return Answer.error(f"{self._name} answered /step wrongly: {error}")
         except UserCodeError as error:
-            return Answer.error(str(error))
+            return _error(error)
 
     async def close(self, session: Session) -> None:
         """`POST /close`; a failure harms nobody here."""
@@ -113,7 +114,8 @@ class HttpWorld:
         """The JSON object that came back. Raises UserCodeError."""
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(seconds):
+            # The wait for a connection is not the environment's.
+            async with self._places, asyncio.timeout(seconds):
                 # JSON in a thread of its own, so that one run holds up no other.
                 content = b"" if asked is None else await loop.run_in_executor(self._thread, _encoded, asked)
                 body = await self._client.call(HttpRequest(method, f"{self._url}/{path}", content), _BOUNDS, seconds)
@@ -123,6 +125,12 @@ class HttpWorld:
         except FAILURES as error:
             raise UserCodeError(f"{self._name} failed at /{path}: {error or type(error).__name__}; check that it runs") from error
         return said
+
+
+def _error(error: UserCodeError) -> Answer:
+    """A server that nobody finds, or that refuses work for now, is waited for."""
+    is_away = isinstance(error, BusyServiceError) or isinstance(error.__cause__, ConnectError)
+    return Answer.away(str(error)) if is_away else Answer.error(str(error))
 
 
 def _decoded(body: bytes) -> Document:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from gradbus.errors import EnvironmentFaultError, SessionLostError
+from gradbus.errors import DatasetError, EnvironmentFaultError, InvalidItemError, SessionLostError
 from gradbus.ids import turn_seed
 from gradbus.tokenizer.turns import ChatMessage, ParsedTurn
 from gradbus.v1.environment_service_pb2 import AssistantTurn, OpenRequest, StepRequest, StepResponse
@@ -38,6 +38,8 @@ from gradbus_rollout.episodes.transcript import Transcript
 _CALL_STATUS: Final = {"ok": CALL_STATUS_OK, "malformed": CALL_STATUS_MALFORMED, "unknown_tool": CALL_STATUS_UNKNOWN_TOOL}
 
 
+_NO_TURN: Final = AssistantTurn(finish="none")
+"""In place of a turn that the policy had no room to begin."""
 _OPEN: Final = frozenset({END_REASON_UNSPECIFIED, END_REASON_MAX_TURNS})
 
 
@@ -93,7 +95,7 @@ class Attempt:
         while True:
             room = self._room()
             if room.tokens < 1:
-                answer = await self._step(len(self._transcript.turns), AssistantTurn(finish="stop"), room.end)
+                answer = await self._step(len(self._transcript.turns), _NO_TURN, room.end)
                 return self._over(room.end, answer)
             turn, parsed = await self._draw(room.tokens)
             end = self._end_after(turn, parsed, room)
@@ -107,7 +109,8 @@ class Attempt:
             if end != END_REASON_UNSPECIFIED:
                 return self._over(end, answer)
             self._rewards.add(answer)
-            await self._extend(answer.messages)
+            if not await self._extend(answer.messages):
+                return self._over(END_REASON_CONTEXT, await self._step(len(self._transcript.turns), _NO_TURN, END_REASON_CONTEXT))
 
     def failed(self, reason: str) -> PlayedEpisode:
         """The episode as a masked sample."""
@@ -128,11 +131,15 @@ class Attempt:
                 item_json=start.item,
                 seed=start.world_seed,
                 traceparent=start.traceparent,
+                player=start.player,
             )
         )
         self._session = answer.session
         if answer.messages:
-            self._prompt_ids = await self._turns.conversation(_chat(answer.messages))
+            try:
+                self._prompt_ids = await self._turns.conversation(_chat(answer.messages))
+            except DatasetError as error:
+                raise InvalidItemError(str(error)) from error
 
     def _room(self) -> _Room:
         limits, transcript = self._limits, self._transcript
@@ -189,16 +196,21 @@ class Attempt:
         await self._open()
         answers = [await self._environment.step(self._request(n, _assistant(turn))) for n, turn in enumerate(repeated)]
         pairs = zip(answers, repeated, strict=True)
-        if before != self._prompt_ids or any(_said(answer.messages) != _said(turn.messages) for answer, turn in pairs):
+        if before != self._prompt_ids or any(_said(answer) != _said(turn) for answer, turn in pairs):
             raise EnvironmentFaultError(
                 "the environment answered the same turns in another way when they were repeated; derive all that it does from the seed"
             )
 
-    async def _extend(self, messages: Sequence[Message]) -> None:
+    async def _extend(self, messages: Sequence[Message]) -> bool:
+        """Appends the answer's tokens, if the context then has room for another turn."""
         transcript = self._transcript
         last = transcript.turns[-1]
         drawn = tuple(transcript.token_ids[last.start : last.end])
-        transcript.extend(await self._turns.extend(drawn, _chat(messages)))
+        extension = await self._turns.extend(drawn, _chat(messages))
+        fits = len(self._prompt_ids) + len(transcript.token_ids) + len(extension.token_ids) < self._limits.context_length
+        if fits:
+            transcript.extend(extension)
+        return fits
 
     def _over(self, end: EndReason, answer: StepResponse) -> PlayedEpisode:
         """Raises EnvironmentFaultError if nobody gave a reward."""
@@ -232,5 +244,7 @@ def _chat(messages: Sequence[Message]) -> list[ChatMessage]:
     return [ChatMessage(message.role, message.content, message.call_id, message.name) for message in messages]
 
 
-def _said(messages: Sequence[Message]) -> list[tuple[str, str]]:
-    return [(message.role, message.content) for message in messages]
+def _said(answer: StepResponse | Turn) -> tuple[list[tuple[str, str]], float | None, str]:
+    """What two answers to one turn have in common."""
+    messages = [(message.role, message.content) for message in answer.messages]
+    return messages, answer.reward if answer.HasField("reward") else None, answer.state_digest

@@ -40,11 +40,12 @@ _START_SECONDS = 60.0
 """Beyond the deadline of an answer: the service may have to start a process, or repeat the calls of a session that it lost."""
 _CLOSE_SECONDS = 15.0
 """More than the service waits for the answer of a server."""
-_AWAY = frozenset({StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED})
+_FAULTS = frozenset({StatusCode.INVALID_ARGUMENT, StatusCode.FAILED_PRECONDITION, StatusCode.INTERNAL, StatusCode.UNKNOWN})
+"""Of a call that would fail again. With any other code the service is away, busy, or not set up for this worker."""
 _Answer = TypeVar("_Answer", OpenResponse, StepResponse)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EnvironmentClient:
     """Calls the environment service for one run. A service or environment that is away is waited for, and shown as the worker's trouble."""
 
@@ -52,17 +53,22 @@ class EnvironmentClient:
     address: str
     record: RunRecord
     presence: WorkerPresence
+    trouble: str = ""
+    """Why it is waited for; empty if it is not."""
 
     async def describe(self) -> DescribeResponse:
         """Tools and digest. Raises EnvironmentFaultError for an environment that cannot be used."""
         request = DescribeRequest(run_id=self.record.run_id, environment_json=self._section)
         while True:
             try:
-                return await self.stub.Describe(request, timeout=self._seconds, wait_for_ready=True)
+                described = await self.stub.Describe(request, timeout=self._seconds, wait_for_ready=True)
             except AioRpcError as error:
                 if error.code() is StatusCode.FAILED_PRECONDITION:
                     raise EnvironmentFaultError(error.details() or "the environment cannot be used; see its log") from error
                 await self._wait(self._described(error))
+            else:
+                self._came_back()
+                return described
 
     async def open(self, request: OpenRequest) -> OpenResponse:
         """Begins an episode. Raises EnvironmentFaultError, and its two kinds."""
@@ -84,30 +90,33 @@ class EnvironmentClient:
             try:
                 answer = await call()
             except AioRpcError as error:
-                if error.code() not in _AWAY:
+                if error.code() in _FAULTS:
                     raise EnvironmentFaultError(self._described(error)) from error
                 await self._wait(self._described(error))
                 continue
+            if not answer.is_away:
+                self._came_back()
             if answer.status == ENVIRONMENT_STATUS_OK:
                 return answer
             if answer.status == ENVIRONMENT_STATUS_UNKNOWN_SESSION:
                 raise SessionLostError("the environment service was started again; the episode is opened again")
             if answer.status != ENVIRONMENT_STATUS_ERROR:
                 raise InvalidItemError(answer.reason or "the environment cannot judge this item")
-            if not (isinstance(answer, OpenResponse) and answer.is_away):
+            if not answer.is_away:
                 raise EnvironmentFaultError(answer.reason or "the environment failed and gave no reason; see its log")
             await self._wait(answer.reason)
 
     async def _wait(self, reason: str) -> None:
-        """Waits a moment, and shows why."""
-        if self.presence.trouble != reason:
+        """Waits a moment; the reason is shown until there is an answer."""
+        if not self.trouble:
             _log.warning("environment_away", run_id=self.record.run_id, error=reason)
-        self.presence.trouble = reason
-        try:
-            await asyncio.sleep(_RETRY_SECONDS)
-        finally:
-            if self.presence.trouble == reason:
-                self.presence.trouble = ""
+        self.trouble = self.presence.trouble = reason
+        await asyncio.sleep(_RETRY_SECONDS)
+
+    def _came_back(self) -> None:
+        if self.trouble and self.presence.trouble == self.trouble:
+            self.presence.trouble = ""
+        self.trouble = ""
 
     def _described(self, error: AioRpcError) -> str:
         return describe_rpc_error("the environment service", self.address, error)

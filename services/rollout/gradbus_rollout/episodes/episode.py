@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from gradbus.spec import EnvironmentSpec, RunSpec
-from gradbus.v1.episode_pb2 import END_REASON_CONTEXT, END_REASON_LENGTH, END_REASON_MAX_TOKENS, END_REASON_MAX_TURNS, EndReason
+from gradbus.v1.episode_pb2 import END_REASON_CONTEXT, END_REASON_LENGTH, END_REASON_MAX_TOKENS, EndReason
 from gradbus.v1.reward_pb2 import SampleReward
 from gradbus_rollout.episodes.transcript import Transcript
 
-_CUT_OFF: Final = frozenset({END_REASON_LENGTH, END_REASON_MAX_TOKENS, END_REASON_CONTEXT, END_REASON_MAX_TURNS})
+_CUT_OFF: Final = frozenset({END_REASON_LENGTH, END_REASON_MAX_TOKENS, END_REASON_CONTEXT})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,8 @@ class EpisodeStart:
     seed: int
     greedy: bool
     traceparent: str
+    player: str
+    """Unique to this play: another worker may play the same episode at the same time."""
 
 
 @dataclass(slots=True)
@@ -40,7 +42,7 @@ class PlayedEpisode:
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether a limit on turns or tokens ended it."""
+        """Whether it ran out of tokens. A limit on turns is a rule of its world."""
         return self.end in _CUT_OFF
 
 

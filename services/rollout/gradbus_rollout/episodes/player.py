@@ -16,6 +16,8 @@ from gradbus_rollout.episodes.episode import EpisodeStart, PlayedEpisode
 
 _log = get_logger(__name__)
 _ATTEMPTS: Final = 3
+_PAUSE_SECONDS: Final = 0.25
+"""After the first attempt; twice as long after each further one."""
 
 
 class EpisodePlayer:
@@ -37,6 +39,7 @@ class EpisodePlayer:
                 except EnvironmentFaultError as error:
                     _log.warning("episode_failed", episode=start.episode_id, attempt=attempt, error=str(error))
                     reason = str(error)
+                    await asyncio.sleep(_PAUSE_SECONDS * 2**attempt)
                 finally:
                     await episode.close()
             return episode.failed(f"the environment failed in {_ATTEMPTS} attempts: {reason}")

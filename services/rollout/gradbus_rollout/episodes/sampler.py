@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Sequence
 from typing import Final
 
@@ -27,6 +28,8 @@ from gradbus_rollout.tasks.generation_traces import TaskTimes, first_trace
 from gradbus_rollout.tasks.sampler import GroupHeaders, PromptTables
 from gradbus_rollout.tasks.samples import prompt_group
 
+_MOST_BYTES: Final = 1 << 28
+"""Of a group: half of the largest value that the buffer takes."""
 _EPISODES_PER_SLOT: Final = 4
 """Episodes at a time for each slot of the engine: most of the others wait for their environment."""
 
@@ -73,7 +76,14 @@ class EpisodeSampler:
         world = environment_seed(self._record.spec.seed, purpose, group.index)
         return [
             EpisodeStart(
-                f"{purpose}.{task.version}.{group.index}.{n}", prompt.prompt_ids, item, world, seed, prompt.greedy, group.traceparent
+                episode_id=f"{purpose}.{task.version}.{group.index}.{n}",
+                prompt_ids=prompt.prompt_ids,
+                item=item,
+                world_seed=world,
+                seed=seed,
+                greedy=prompt.greedy,
+                traceparent=group.traceparent,
+                player=secrets.token_hex(8),
             )
             for n, seed in enumerate(prompt.seeds)
         ]
@@ -109,6 +119,11 @@ class EpisodeSampler:
                     environment_digest=self._description.digest,
                     attempt=played.attempt,
                 ),
+            )
+        if (size := header.ByteSize()) > _MOST_BYTES:
+            raise EnvironmentFaultError(
+                f"the episodes of group {header.index} take {size >> 20} MiB, at most {_MOST_BYTES >> 20} fit into the buffer; lower "
+                "rollout.group_size or environment.max_turns, or let the environment say less"
             )
         return header
 

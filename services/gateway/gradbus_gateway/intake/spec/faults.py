@@ -9,8 +9,18 @@ from gradbus.errors import Fault
 from gradbus.formats.model_families import MODEL_FAMILIES
 from gradbus.formats.tokens import route_bytes
 from gradbus.formats.transformers_families import TransformersFamily
-from gradbus.graders import check_grader
-from gradbus.spec import DataSpec, EvaluationSpec, LoraSpec, MultiGrader, PythonGrader, RewardSpec, RolloutSpec, TrainerSpec
+from gradbus.graders import check_grader, source_faults
+from gradbus.spec import (
+    DataSpec,
+    EnvironmentSpec,
+    EvaluationSpec,
+    LoraSpec,
+    MultiGrader,
+    PythonGrader,
+    RewardSpec,
+    RolloutSpec,
+    TrainerSpec,
+)
 from gradbus_gateway.intake.data import StoredData
 from gradbus_gateway.intake.model.intake import StoredModel
 from gradbus_gateway.intake.spec.reward_address import address_faults
@@ -35,6 +45,12 @@ def reward_faults(reward: RewardSpec, data: StoredData | None, settings: Gateway
     if not settings.python_graders and any(isinstance(part, PythonGrader) for part in parts):
         allowed = "string_check, text_similarity, a service of your own; or the operator sets GRADBUS_PYTHON_GRADERS"
         yield Fault("reward.grader", "python graders are off on this server", "python", allowed)
+
+
+def environment_faults(environment: EnvironmentSpec | None) -> Iterator[Fault]:
+    """Faults of the environment's source as far as they are seen without running it. Its service checks addresses."""
+    if environment is not None and environment.source is not None:
+        yield from source_faults(environment.source, "environment.source", "Environment", "class Environment: ...")
 
 
 def fit_faults(model: StoredModel | None, data: StoredData | None, rollout: RolloutSpec | None) -> Iterator[Fault]:

@@ -25,7 +25,7 @@ class FrozenModels:
     faults: Sequence[Fault]
     """Why one of them could not be stored."""
 
-    def unfit(self, policy: StoredModel | None, rollout: RolloutSpec | None) -> Iterator[Fault]:
+    def unfit(self, policy: StoredModel | None, rollout: RolloutSpec | None, *, in_environment: bool = False) -> Iterator[Fault]:
         """Faults of models that cannot read the policy's tokens, or not all of a sample's.
 
         `PromptCheck` compares the tokenizers of teacher and policy: theirs may be equal and have other bytes.
@@ -34,9 +34,9 @@ class FrozenModels:
             return
         if self.scorer is not None:
             yield from _bytes_faults(self.scorer, policy)
-            yield from _size_faults(REWARD_MODEL, self.scorer, policy, rollout)
+            yield from _size_faults(REWARD_MODEL, self.scorer, policy, rollout, in_environment=in_environment)
         if self.teacher is not None:
-            yield from _size_faults(TEACHER, self.teacher, policy, rollout)
+            yield from _size_faults(TEACHER, self.teacher, policy, rollout, in_environment=in_environment)
             if isinstance(spec := self.teacher.spec, TeacherSpec) and spec.top_k is not None:
                 yield from _row_faults(spec.top_k, self.teacher.info.vocab_size, policy.info.vocab_size)
 
@@ -66,15 +66,17 @@ def _bytes_faults(scorer: StoredModel, policy: StoredModel) -> Iterator[Fault]:
         yield Fault(f"{REWARD_MODEL}.files.{_TOKENIZER}", message, str(mine), allowed)
 
 
-def _size_faults(field: str, model: StoredModel, policy: StoredModel, rollout: RolloutSpec | None) -> Iterator[Fault]:
+def _size_faults(
+    field: str, model: StoredModel, policy: StoredModel, rollout: RolloutSpec | None, *, in_environment: bool
+) -> Iterator[Fault]:
     if model.info.vocab_size < policy.info.vocab_size:
         message, given = "has no embeddings for some of the policy's tokens", f"vocab_size {model.info.vocab_size}"
         yield Fault(field, message, given, f"at least the policy's vocab_size, {policy.info.vocab_size}")
     if rollout is not None:
         prompt = rollout.max_prompt_tokens or policy.info.context_length - rollout.max_new_tokens
-        longest = prompt + rollout.max_new_tokens
+        longest = policy.info.context_length if in_environment else prompt + rollout.max_new_tokens
         if longest > model.info.context_length:
             allowed = f"at most {model.info.context_length} in all; set rollout.max_prompt_tokens"
-            given = f"{prompt} for the prompt + {rollout.max_new_tokens}"
+            given = f"an episode of {longest}" if in_environment else f"{prompt} for the prompt + {rollout.max_new_tokens}"
             name = "reward model" if field == REWARD_MODEL else field
             yield Fault(field, f"the longest sample does not fit the {name}'s context", given, allowed)

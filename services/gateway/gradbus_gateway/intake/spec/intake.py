@@ -15,6 +15,7 @@ from gradbus.objects import ObjectStore
 from gradbus.spec import (
     AlgorithmSpec,
     DataSpec,
+    EnvironmentSpec,
     EvaluationSpec,
     ModelSpec,
     RewardSpec,
@@ -28,12 +29,13 @@ from gradbus.spec.kinds import Kind, columns_of
 from gradbus.spec.model_faults import model_faults
 from gradbus.tokenizer.launcher import ForkServer
 from gradbus_gateway.intake.check_turns import CheckTurns
-from gradbus_gateway.intake.data import DataIntake
+from gradbus_gateway.intake.data import DataIntake, StoredData
 from gradbus_gateway.intake.model.intake import ModelIntake, StoredModel
 from gradbus_gateway.intake.model.run_models import RunModels, VersionFolder, of_version
 from gradbus_gateway.intake.prompt_check import PromptCheck
 from gradbus_gateway.intake.spec.faults import (
     backend_faults,
+    environment_faults,
     evaluation_faults,
     fit_faults,
     lora_faults,
@@ -85,14 +87,15 @@ class SpecIntake:
         if data_spec := spec.data if spec else _valid(DataSpec, sections.get("data")):
             data, found = await self._datasets.store(data_spec, columns_of(kind, data_spec), caller)
             faults.extend(found)
-        if reward := spec.reward if spec else _valid(RewardSpec, sections.get("reward")):
-            # In a thread as well: a source is parsed in another process.
-            async with self._graders.turn(caller):
-                faults.extend(await asyncio.to_thread(lambda: list(reward_faults(reward, data, self._settings))))
+        reward = spec.reward if spec else _valid(RewardSpec, sections.get("reward"))
+        environment = spec.environment if spec else _valid(EnvironmentSpec, sections.get("environment"))
+        # In a thread as well: a source is parsed in another process.
+        async with self._graders.turn(caller):
+            faults.extend(await asyncio.to_thread(lambda: self._code_faults(reward, data, environment)))
         frozen = await self._stored_frozen(reward, spec.teacher if spec else _valid(TeacherSpec, sections.get("teacher")), caller)
         faults.extend(frozen.faults)
         rollout = (spec.rollout if spec else _valid(RolloutSpec, sections.get("rollout", {}))) if kind == "rl" else None
-        faults.extend([*frozen.unfit(model, rollout), *fit_faults(model, data, rollout)])
+        faults.extend([*frozen.unfit(model, rollout, in_environment=environment is not None), *fit_faults(model, data, rollout)])
         if model and spec:
             faults.extend(model.info.family.faults(spec.rollout, spec.numerics, spec.trainer.lora))
             faults.extend(backend_faults(model, spec.trainer))
@@ -120,6 +123,10 @@ class SpecIntake:
                 continue
             message, allowed = "the other run has deleted this version meanwhile", '"last"; or the other run with a larger checkpoint.keep'
             raise SpecError([Fault(f"{field}.version", message, str(model.version), allowed)])
+
+    def _code_faults(self, reward: RewardSpec | None, data: StoredData | None, environment: EnvironmentSpec | None) -> list[Fault]:
+        of_reward = reward_faults(reward, data, self._settings) if reward else ()
+        return [*of_reward, *environment_faults(environment)]
 
     async def _stored_frozen(self, reward: RewardSpec | None, given: TeacherSpec | None, caller: str) -> FrozenModels:
         scorer, of_scorer = await self._stored(reward.model if reward else None, caller, self._models.store_reward_model, REWARD_MODEL)
@@ -161,7 +168,7 @@ def with_operator_scorer(body: object, service: str) -> object:
 
 
 def _reads_reward(body: Mapping[str, Any]) -> bool:
-    if body.get("environment") is not None and body.get("reward") is None:
+    if body.get("environment") is not None and _valid(RewardSpec, body.get("reward") or {}) == RewardSpec():
         return False  # the environment gives the rewards
     algorithm, data = _valid(AlgorithmSpec, body.get("algorithm", {})), body.get("data")
     return algorithm is None or algorithm.reads_rewards or (isinstance(data, Mapping) and data.get("eval") is not None)
