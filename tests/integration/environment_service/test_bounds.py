@@ -69,6 +69,15 @@ async def test_a_run_has_two_children_however_many_sessions_and_others_only_at_n
     assert entered[0][0].is_empty
 
 
+async def test_between_calls_a_child_computes_nothing(registry):
+    before, made = processes(), registry(children=1)
+    run, name = await opened(made)
+    await asyncio.gather(*(count(*entered, 0) for entered in [(run, name), await opened(made, 1)]))
+    (child,) = [one for one in processes() if one not in before]
+    await asyncio.sleep(0.1)
+    assert child.status() == psutil.STATUS_STOPPED
+
+
 async def test_idle_sessions_end_and_then_the_children_of_the_run(registry, monkeypatch):
     monkeypatch.setattr(registry_module, "IDLE_SECONDS", 0.2)
     before, made = len(processes()), registry(session_seconds=0.2)

@@ -40,7 +40,7 @@ class EnvironmentProcess(ConfinedProcess):
         return process
 
     async def exchange(self, call: str, session: str, fields: Document, closed: list[str], seconds: float) -> Document:
-        """The child's answer to one call, unchecked but for its status.
+        """The child's answer to one call, unchecked but for its status. Afterwards the child runs on until it is paused.
 
         Kills the process and raises ProcessStoppedError if there is none within `seconds`.
         """
@@ -63,7 +63,6 @@ class EnvironmentProcess(ConfinedProcess):
         except BaseException:
             self.kill()  # also when the caller is cancelled: the next call could not use the rest of this exchange
             raise
-        self.pause()
         return dict(answer)
 
     async def _load(self, source: str) -> Document:

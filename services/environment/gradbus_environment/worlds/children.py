@@ -80,6 +80,8 @@ class Children:
 
     def leave(self, child: Child) -> None:
         """Ends the use of a child. One that is not alive is stopped."""
+        if not child.turns.has_waiting:
+            child.process.pause()
         child.turns.leave()
         if not child.process.alive:
             self._drop(child)
