@@ -85,17 +85,16 @@ class _Child:
 
     def _turned(self, encoder: PromptEncoder, request: Frame) -> Frame:
         """The answer to a request about turns."""
-        header, grammar = request.header, encoder.grammar
-        if grammar is None:
-            raise ModelError("the tokenizer was loaded without turns; open it with TurnSettings")
+        header = request.header
         if "converse" in header:
+            self._reports = len(header["converse"]) == 1
             return Frame.of_sequences({}, [encoder.encode_conversation(_messages(given)) for given in header["converse"]])
         if "parse" in header:
             ended = zip(request.sequences(), header["parse"], strict=True)
-            turns = [grammar.parse(drawn, stopped=finish == "stop") for drawn, finish in ended]
+            turns = [encoder.parse(drawn, stopped=finish == "stop") for drawn, finish in ended]
             return Frame({"turns": [[turn.text, [[call.name, call.arguments_json, call.status] for call in turn.calls]] for turn in turns]})
         asked = zip(request.sequences(), header["extend"], strict=True)
-        found = [grammar.extension(drawn[-1] if drawn else None, _messages(given)) for drawn, given in asked]
+        found = [encoder.extension(drawn, _messages(given)) for drawn, given in asked]
         return Frame.of_sequences({"spans": [one.spans for one in found]}, [one.token_ids for one in found])
 
     def _report(self, file: str) -> None:

@@ -20,7 +20,7 @@ from gradbus.tokenizer.chat_template import ChatTemplate
 from gradbus.tokenizer.control_tokens import ControlTokens
 from gradbus.tokenizer.errors import SHOWN, ModelFileError, cause_of
 from gradbus.tokenizer.grammar.turn_grammar import MARKERS, TurnGrammar, as_template_takes
-from gradbus.tokenizer.turns import ChatMessage, TurnSettings
+from gradbus.tokenizer.turns import ChatMessage, Extension, ParsedTurn, TurnSettings
 
 TOKENIZER: Final = "tokenizer.json"
 CHAT_TEMPLATE: Final = "chat_template.jinja"
@@ -94,11 +94,25 @@ class PromptEncoder:
     def encode_conversation(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """Token ids `[P]` of messages with which an environment begins. Raises as `encode`, and ModelError without turns."""
         where = "an environment's conversation"
+        if self._turn_grammar.is_plain:
+            return self._checked(self._turn_grammar.encode_text([message.content for message in messages]), where)
+        return self._prompt([as_template_takes(message) for message in messages], where)
+
+    def parse(self, drawn: Sequence[int], *, stopped: bool) -> ParsedTurn:
+        """Text and calls of a turn. Raises ModelFileError when the tokenizer makes too much of it, and ModelError without turns."""
+        turn = self._turn_grammar.parse(drawn, stopped=stopped)
+        _check_size(len(drawn), len(turn.text) + sum(len(call.name) + len(call.arguments_json) for call in turn.calls))
+        return turn
+
+    def extension(self, drawn: Sequence[int], messages: Sequence[ChatMessage]) -> Extension:
+        """The ids after a turn, of which the last id is enough. Raises ModelError for messages that the template does not take there."""
+        return self._turn_grammar.extension(drawn[-1] if drawn else None, messages)
+
+    @property
+    def _turn_grammar(self) -> TurnGrammar:
         if self.grammar is None:
             raise ModelError("the tokenizer was loaded without turns; open it with TurnSettings")
-        if self.grammar.is_plain:
-            return self._checked(self.grammar.encode_text([message.content for message in messages]), where)
-        return self._prompt([as_template_takes(message) for message in messages], where)
+        return self.grammar
 
     def encode(self, prompt: object, line: int) -> tuple[int, ...]:
         """Token ids `[P]` of a prompt: plain text by the tokenizer, messages by the chat template.
@@ -214,8 +228,7 @@ class PromptEncoder:
         except BaseException as error:
             raise ModelFileError(TOKENIZER, f"the tokenizer cannot decode a response ({cause_of(error)}); correct its decoder") from error
         for ids, text in zip(sequences, texts, strict=True):
-            if len(text) > _MAX_CHARACTERS_PER_TOKEN * (len(ids) + 1):
-                raise ModelFileError(TOKENIZER, f"{len(ids)} tokens decode to {len(text)} characters; correct the tokenizer's decoder")
+            _check_size(len(ids), len(text))
         return texts
 
     def _decoded(self, sequences: Sequence[Sequence[int]]) -> list[str]:
@@ -278,6 +291,11 @@ def _stop_clock(now: datetime) -> None:
     from transformers.utils import chat_template_utils  # noqa: PLC0415 - only a tokenizer's process has it
 
     vars(chat_template_utils)["datetime"] = SimpleNamespace(now=lambda: now)
+
+
+def _check_size(tokens: int, characters: int) -> None:
+    if characters > _MAX_CHARACTERS_PER_TOKEN * (tokens + 1):
+        raise ModelFileError(TOKENIZER, f"{tokens} tokens decode to {characters} characters; correct the tokenizer's decoder")
 
 
 def _check_text(text: str, where: str) -> None:

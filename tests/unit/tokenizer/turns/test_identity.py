@@ -36,9 +36,7 @@ def episodes(draw, most_calls):
     return turns
 
 
-@settings(max_examples=40)
-@given(st.data())
-def test_on_canonical_text_it_is_the_full_render(family, data):
+def check_full_render(family, data):
     messages = [{"role": "user", "content": "begin"}]
     for said, follows in data.draw(episodes(family.most_calls)):
         prompt = family.render(messages)
@@ -49,23 +47,51 @@ def test_on_canonical_text_it_is_the_full_render(family, data):
         assert family.ids(prompt + drawn) + family.grammar.extension(family.end_id, follows).token_ids == family.ids(whole)
 
 
-def test_whatever_was_drawn_stays_as_it_was(family):
-    draw, stops = random.Random(1), family.encoder.stop_token_ids
+@settings(max_examples=30)
+@given(st.data())
+def test_on_canonical_text_it_is_the_full_render(family, data):
+    check_full_render(family, data)
+
+
+def play(family, draw, turns):
+    """An episode of random ids; the ids of all its turns begin each other."""
+    stops = family.encoder.stop_token_ids
     special = [family.tokenizer.convert_tokens_to_ids(name) for name in family.added]
-    for _ in range(30):
-        context = family.encoder.encode_conversation([ChatMessage("user", "begin")])
-        for turn in range(draw.randint(1, 50)):
-            drawn = tuple(draw.choice([draw.randrange(len(family.tokenizer)), *special]) for _ in range(draw.randint(0, 12)))
-            drawn += (family.end_id,) * draw.randint(0, 1)
-            ended = bool(drawn) and drawn[-1] in stops
-            parsed = family.grammar.parse(drawn, stopped=ended)
-            results = [ChatMessage("tool", "r" * n, f"c{turn}.{n}", "mul") for n in range(draw.randint(0, 8))]
-            follows = [*results, ChatMessage("user", parsed.text[:40])]
-            extension = family.grammar.extension(drawn[-1] if drawn else None, follows)
-            before, context = context, context + drawn + extension.token_ids
-            assert context[: len(before) + len(drawn)] == before + drawn
-            closing = [author for _, _, author in extension.spans if author == "close"]
-            assert closing == ([] if ended else ["close"])
+    context = family.encoder.encode_conversation([ChatMessage("user", "begin")])
+    for turn in range(turns):
+        drawn = tuple(draw.choice([draw.randrange(len(family.tokenizer)), *special]) for _ in range(draw.randint(0, 12)))
+        drawn += (family.end_id,) * draw.randint(0, 1)
+        ended = bool(drawn) and drawn[-1] in stops
+        parsed = family.grammar.parse(drawn, stopped=ended)
+        results = [ChatMessage("tool", "r" * n, f"c{turn}.{n}", "mul") for n in range(draw.randint(0, 8))]
+        follows = [*results, ChatMessage("user", parsed.text[:40])]
+        extension = family.grammar.extension(drawn[-1] if drawn else None, follows)
+        before, context = context, context + drawn + extension.token_ids
+        assert context[: len(before) + len(drawn)] == before + drawn
+        assert [author for _, _, author in extension.spans if author == "close"] == ([] if ended else ["close"])
+        assert sum(end - start for start, end, _ in extension.spans) == len(extension.token_ids)
+        same = family.grammar.extension(drawn[-1] if drawn else None, follows)
+        assert same == extension
+
+
+def test_whatever_was_drawn_stays_as_it_was(family):
+    draw = random.Random(1)
+    for turns in (1, 2, 5, 10, 50):
+        play(family, draw, turns)
+
+
+@pytest.mark.slow
+def test_whatever_was_drawn_stays_as_it_was_in_two_thousand_episodes(family):
+    draw = random.Random(2)
+    for _ in range(2000):
+        play(family, draw, min(50, int(draw.expovariate(0.1)) + 1))
+
+
+@pytest.mark.slow
+@settings(max_examples=2000)
+@given(st.data())
+def test_on_canonical_text_it_is_the_full_render_in_two_thousand_episodes(family, data):
+    check_full_render(family, data)
 
 
 def test_the_spans_cover_the_extension_and_name_who_wrote_it(family):

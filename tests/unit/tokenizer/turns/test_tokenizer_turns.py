@@ -1,6 +1,7 @@
 """Turns by way of the tokenizer's process."""
 
 import asyncio
+import json
 import os
 import signal
 
@@ -8,11 +9,14 @@ import pytest
 
 from gradbus.errors import DatasetError, ModelError
 from gradbus.tokenizer.encoder import PromptLimits
-from gradbus.tokenizer.tokenizer import Deadlines, Tokenizer
+from gradbus.tokenizer.errors import ModelFileError
+from gradbus.tokenizer.tokenizer import Deadlines, NumberedPrompt, Tokenizer
 from gradbus.tokenizer.turns import ChatMessage, TurnAnswer
 
 DEADLINES = Deadlines(load=60, call=60)
 CALL = '<tool_call>\n{"name": "mul", "arguments": {"a": 2,"b":3}}\n</tool_call><|im_end|>'
+
+TEMPLATE = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +57,24 @@ def test_an_error_is_that_of_the_environments_messages(runner):
         run(tokenizer.conversations([[ChatMessage("user", "\ud800")]]))
     with pytest.raises(ModelError, match="a message of the role 'system' follows a turn"):
         run(tokenizer.extend([TurnAnswer((5,), [ChatMessage("system", "x")])]))
+
+
+async def test_a_decoder_that_makes_too_much_of_a_turn_is_refused(fork_server, model_folders, turn_settings):
+    folder = model_folders("qwen", template=TEMPLATE)
+    path = folder / "tokenizer.json"
+    decoder = {"type": "Replace", "pattern": {"String": "q"}, "content": "x" * 5000}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"decoder": decoder}))
+    tokenizer = await Tokenizer.open(fork_server, folder, PromptLimits(8), DEADLINES, turn_settings())
+    with pytest.raises(ModelError, match="1 tokens decode to 5000 characters"):
+        await tokenizer.parse(await tokenizer.encode([NumberedPrompt(1, "q")]), ["stop"])
+    await tokenizer.close()
+
+
+async def test_a_template_that_cannot_go_on_is_refused_when_it_is_loaded(fork_server, model_folders, turn_settings):
+    folder = model_folders("qwen", template="{% for m in messages %}{{ loop.index }}" + TEMPLATE.partition("%}")[2])
+    with pytest.raises(ModelFileError, match="cannot go on after a turn: it writes a part in another way") as failed:
+        await Tokenizer.open(fork_server, folder, PromptLimits(8), DEADLINES, turn_settings())
+    assert failed.value.file == "chat_template.jinja"
 
 
 async def test_without_turns_there_is_no_grammar(fork_server, families):
