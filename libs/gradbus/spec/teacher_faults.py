@@ -58,7 +58,8 @@ def teacher_faults(kind: str, sections: Mapping[str, Any]) -> Iterator[Fault]:
 
 def reads_reward(sections: Mapping[str, Any]) -> bool:
     """Whether a run of kind `rl` needs a scorer: for its samples or held-out rows, unless an environment alone judges them."""
-    if sections.get("environment") is not None and sections.get("reward") == RewardSpec():
+    has_environment = "environment" not in sections or sections["environment"] is not None  # it may be there and not valid
+    if has_environment and sections.get("reward") == RewardSpec():
         return False
     algorithm, data = sections.get("algorithm"), sections.get("data")
     return algorithm is None or algorithm.reads_rewards or (data is not None and data.eval is not None)

@@ -104,9 +104,23 @@ async def test_a_run_has_no_more_sessions_than_the_limit(registry, monkeypatch):
     run, name = await opened(made, 0)
     await opened(made, 1)
     _, answer = await run.open(opening(2), 30.0)
-    assert (answer.status, "close those that are over" in answer.reason) == ("error", True)
+    assert (answer.status, answer.is_away, "as many as it may" in answer.reason) == ("error", True, True)
     await run.close(name)
     await opened(made, 2)
+
+
+async def test_two_players_of_one_episode_have_sessions_of_their_own(registry):
+    made = registry()
+    async with made.use("run", SOURCE) as run:
+        names = []
+        for player in ("one", "other"):
+            name, answer = await run.open(Opening("run", "train.0.0.0", 0, "{}", 1, player), 30.0)
+            assert answer.status == "ok", answer
+            names.append(name)
+        assert len(set(names)) == 2
+        assert await count(run, names[0], 0) == await count(run, names[1], 0) == ["1"]
+        await run.close(names[0])
+        assert await count(run, names[1], 1) == ["2"]
 
 
 async def test_sessions_of_one_name_in_two_runs_have_nothing_in_common(registry):

@@ -188,3 +188,14 @@ async def test_the_server_is_asked_what_the_contract_says(episode, serve_json, g
         ),
         ("POST", "/close", {"session": "train.3.1.2/4"}),
     ]
+
+
+@pytest.mark.parametrize("path", ["/open", "/step"])
+@pytest.mark.parametrize("status", [429, 503])
+async def test_a_server_that_refuses_work_for_now_is_waited_for(lying, path, status):
+    world = lying(path, lambda said: (status, b"{}"))
+    answer = await world.open()
+    if path == "/step":
+        assert answer.status == OK
+        answer = await world.step(0, "1")
+    assert (answer.status, answer.is_away) == (ERROR, True)

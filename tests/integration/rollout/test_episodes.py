@@ -282,6 +282,18 @@ async def test_a_limit_ends_an_episode_and_the_environment_judges_its_state(play
             assert tokens <= 4 * 64, "the model's context"
 
 
+async def test_an_answer_that_does_not_fit_the_context_ends_the_episode_and_is_left_out(play):
+    world = World(says="abcdefghij" * 8, last=1000)
+    groups = await play(world, max_turns=100)
+    assert set(ends(groups)) <= {"CONTEXT", "LENGTH"}
+    assert "CONTEXT" in ends(groups)
+    for group in groups:
+        for sample in group.samples:
+            assert [span.kind for span in sample.spans] == [SPAN_KIND_POLICY]
+    closing = [request for request in world.stepped if request.end_reason == "context"]
+    assert {(request.assistant.finish, request.assistant.text, request.turn) for request in closing} == {("none", "", 1)}
+
+
 async def test_the_last_allowed_turn_may_be_the_one_that_ends_the_episode(play):
     groups = await play(World(last=2), max_turns=2)
     assert set(ends(groups)) <= {"ENVIRONMENT_DONE", "LENGTH"}

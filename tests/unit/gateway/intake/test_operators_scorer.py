@@ -46,3 +46,11 @@ def test_the_operators_address_needs_no_permission_and_a_users_does():
     settings = GatewaySettings(reward_service=SERVICE)
     assert list(reward_faults(RewardSpec(service=SERVICE), None, settings)) == []
     assert [fault.path for fault in reward_faults(RewardSpec(service="grpc://other:1"), None, settings)] == ["reward.service"]
+
+
+@pytest.mark.parametrize("reward", [None, {}, RewardSpec().model_dump()])
+def test_it_adds_nothing_to_the_rewards_of_an_environment(reward):
+    body = {"name": "run", "environment": {"source": "class Environment: ..."}, "reward": reward}
+    assert with_operator_scorer(body, SERVICE) is body
+    scored = body | {"reward": {"service": "http://elsewhere/x"}}
+    assert with_operator_scorer(scored, SERVICE)["reward"] == {"service": SERVICE}

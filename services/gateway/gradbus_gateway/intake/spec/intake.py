@@ -93,9 +93,10 @@ class SpecIntake:
         async with self._graders.turn(caller):
             faults.extend(await asyncio.to_thread(lambda: self._code_faults(reward, data, environment)))
         frozen = await self._stored_frozen(reward, spec.teacher if spec else _valid(TeacherSpec, sections.get("teacher")), caller)
-        faults.extend(frozen.faults)
         rollout = (spec.rollout if spec else _valid(RolloutSpec, sections.get("rollout", {}))) if kind == "rl" else None
-        faults.extend([*frozen.unfit(model, rollout, in_environment=environment is not None), *fit_faults(model, data, rollout)])
+        faults.extend(
+            [*frozen.faults, *frozen.unfit(model, rollout, in_environment=environment is not None), *fit_faults(model, data, rollout)]
+        )
         if model and spec:
             faults.extend(model.info.family.faults(spec.rollout, spec.numerics, spec.trainer.lora))
             faults.extend(backend_faults(model, spec.trainer))
