@@ -6,6 +6,8 @@ import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import pytest
+
 LAST = 3
 
 
@@ -64,3 +66,17 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *_):
         pass
+
+
+@pytest.fixture(scope="module")
+def worlds():
+    """Starts a server of the user's on a port; its episodes have at most `LAST` turns."""
+    started = []
+
+    def start(port=0):
+        started.append(World(port))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.shutdown()
