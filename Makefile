@@ -27,9 +27,8 @@ export TOKENIZERS_PARALLELISM := false
 IMAGE := proto/gradbus-v1.binpb
 # A selection by PYTEST may leave one of two commands without tests; pytest then ends with status 5.
 NONE = $(if $(PYTEST), || test $$? -eq 5)
-# Processes take the files in the order in which the folders are named: the long ones first, so that all end together. Tests of the first
-# command wait for a fifth of their time, so two cores serve three processes; those of the second have stacks of many processes each.
-USUAL = python -m pytest -m "not slow and not engines" --dist loadfile --no-loadscope-reorder --durations 25
+# Two processes take the files in the order in which the folders are named: the long ones first, so that both end together.
+IN_TWO = python -m pytest -m "not slow and not engines" -n 2 --dist loadfile --no-loadscope-reorder --durations 25
 PROTOC = python -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) proto/gradbus/v1/*.proto
 
 .DEFAULT_GOAL := help
@@ -42,8 +41,8 @@ demo: $(VENV)/.installed-demo  ## a language model learns to add, in under three
 	@python examples/demo.py $(DEMO)
 
 test: $(VENV)/.installed-dev  ## every test but the long ones
-	$(USUAL) -n 3 $(PYTEST) tests/contract tests/integration tests/engines tests/unit$(NONE)
-	$(USUAL) -n 2 $(PYTEST) tests/faults tests/e2e$(NONE)
+	$(IN_TWO) $(PYTEST) tests/contract tests/integration tests/engines tests/unit$(NONE)
+	$(IN_TWO) $(PYTEST) tests/faults tests/e2e$(NONE)
 
 test-faults: $(VENV)/.installed-dev  ## the long ones: kills at random and at named points, over many seeds
 	python -m pytest -m "(faults or slow) and not engines" $(PYTEST)

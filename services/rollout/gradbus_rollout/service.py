@@ -10,6 +10,7 @@ from pathlib import Path
 from gradbus.aio.threads import in_run_thread
 from gradbus.bus import Bucket, Buckets
 from gradbus.control.runs import RunRecord, RunStatus
+from gradbus.errors import EnvironmentFaultError
 from gradbus.experience import GroupStore
 from gradbus.objects import materialise
 from gradbus.process import WorkerClients
@@ -21,6 +22,7 @@ from gradbus.spec import EnvironmentSpec
 from gradbus.telemetry import export_metrics, run_metrics
 from gradbus.tokenizer.launcher import ForkServer
 from gradbus.tokenizer.tokenizer import Deadlines, Tokenizer, limits_of
+from gradbus.v1.environment_service_pb2 import DETERMINISM_SEEDED
 from gradbus.v1.environment_service_pb2_grpc import EnvironmentServiceStub
 from gradbus_rollout.broadcast.process import MemberConfig
 from gradbus_rollout.broadcast.receiver import BroadcastReceiver
@@ -123,7 +125,13 @@ class RolloutService:
         channel = open_channel(settings.environment_address, settings.rpc_token.get_secret_value(), settings.identity)
         opened.push_async_callback(channel.close)
         client = EnvironmentClient(EnvironmentServiceStub(channel), settings.environment_address, record, heartbeat.presence)
-        return RunEnvironment(section, client, await client.describe())
+        description = await client.describe()
+        if record.spec.deterministic and description.determinism != DETERMINISM_SEEDED:
+            raise EnvironmentFaultError(
+                f"the run is deterministic and the environment {description.name} does not say that its answers depend on seed and calls "
+                'alone; let it describe itself as "seeded", or set deterministic = false'
+            )
+        return RunEnvironment(section, client, description)
 
     async def _prepared(self, record: RunRecord, data: _Data, opened: AsyncExitStack) -> _Prepared:
         """Opens the run's engine, which `opened` closes."""
