@@ -19,7 +19,7 @@ import numpy as np
 from gradbus.errors import ModelError
 from gradbus.formats.tokens import LOGPROB_DTYPE
 from gradbus_load.calibration import EngineTiming, response_tokens, scrambled
-from gradbus_rollout.engines.base import Completion, ExpectedLogprobs, GroupCompletion, PromptGroup, check_group
+from gradbus_rollout.engines.base import Completion, ExpectedLogprobs, GroupCompletion, GroupLimits, PromptGroup, check_group
 from gradbus_rollout.engines.torch import TorchEngineConfig
 from gradbus_rollout.engines.torch.calls import GenerateCall, RunningSample
 from gradbus_rollout.engines.torch.model import read_supported_config
@@ -49,8 +49,7 @@ class StubEngine:
         model = read_supported_config(folder)
         self._config = config
         self._timing = timing
-        self._vocab_size = model.vocab_size
-        self._room = model.context_length - config.max_new_tokens
+        self._limits = GroupLimits(model.context_length, model.vocab_size, config.max_new_tokens, config.max_prompt_tokens)
         self._weights = WholeVersions(ModelWeights(model, empty_like("cpu", config.torch_dtype)))
         self._pool = _Pool(model.vocab_size, config.max_new_tokens, config.stop_token_ids)
         self._version: int | None = None
@@ -101,9 +100,8 @@ class StubEngine:
         if self._version is None:
             raise ModelError("the engine has no weights yet; load a version first")
         self._refuse_if_closed()
-        most = self._room if self._config.max_prompt_tokens is None else min(self._room, self._config.max_prompt_tokens)
         for group in groups:
-            check_group(group, most, self._vocab_size)
+            check_group(group, self._limits)
         if not groups:
             return []
         call, now = GenerateCall(groups), asyncio.get_running_loop().time()
@@ -177,7 +175,7 @@ class StubEngine:
     def _drawn_from(self, group: PromptGroup, n: int) -> tuple[int, int]:
         """Index in the pool and number of tokens of a sample; a greedy sample is the same for every seed."""
         seed = hash(group.prompt_ids) & (2**62 - 1) if group.greedy else group.seeds[n]
-        most = self._config.max_new_tokens
+        most = group.max_new_tokens or self._config.max_new_tokens
         length = response_tokens(seed, self._timing.median_tokens, most) if self._config.stop_token_ids else most
         return scrambled(seed ^ self._salt) % _POOL, length
 
@@ -217,7 +215,8 @@ class _Pool:
 
     def completion(self, sample: RunningSample, offset: int, length: int) -> Completion:
         """`length` tokens; the last is a stop token unless the sample was truncated."""
-        ids, stopped = self._ids[offset : offset + length], self._stop is not None and length < self._longest
+        longest = sample.prompt_group.max_new_tokens or self._longest
+        ids, stopped = self._ids[offset : offset + length], self._stop is not None and length < longest
         if stopped and self._stop is not None:
             ids = (*ids[:-1], self._stop)
         logprobs = self._logprobs[offset : offset + length].tobytes()

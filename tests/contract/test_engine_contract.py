@@ -260,6 +260,18 @@ async def test_a_group_that_cannot_be_sampled_is_refused(engine, prompt, seeds):
         await engine.generate([PromptGroup("x", prompt, seeds)])
 
 
+async def test_a_group_may_ask_for_fewer_tokens_and_then_has_room_for_a_longer_prompt(engine, kind):
+    groups = [PromptGroup("whole", (1, 2, 3), (5, 6)), PromptGroup("short", (1, 2, 3), (5, 6), max_new_tokens=2)]
+    whole, short = await engine.generate(groups)
+    for all_of_it, beginning in zip(whole.completions, short.completions, strict=True):
+        assert (len(beginning.token_ids), beginning.finish) == (2, "length")
+        if kind.exact:
+            assert all_of_it.token_ids[:2] == beginning.token_ids
+    for wrong in (0, NEW + 1):
+        with pytest.raises(ModelError, match="allowed are 1 to"):
+            await engine.generate([PromptGroup("x", (1,), (1,), max_new_tokens=wrong)])
+
+
 async def test_nothing_is_sampled_before_the_first_load(start):
     with pytest.raises(ModelError, match="load a version first"):
         await start().generate([PromptGroup("a", (1,), (1,))])
