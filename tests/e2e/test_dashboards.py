@@ -117,6 +117,20 @@ def taught(exporting, lab_on, models, spec):
     return run_id
 
 
+@pytest.fixture(scope="module")
+def played(exporting, lab_on, spec):
+    """Id of a run in an environment of the user's Python."""
+    source = (
+        "class Environment:\n    def reset(self, item, seed): ...\n    def step(self, text): return {'reward': len(text), 'done': True}\n"
+    )
+    body = spec(environment={"source": source, "tool_parser": "plain"}, schedule={"steps": 20})
+    del body["reward"]
+    with lab_on(exporting) as lab:
+        run_id = lab.submit(body)
+        lab.ends(run_id)
+    return run_id
+
+
 def gives_time(condition, seconds=60.0):
     """Waits until it is true or the time is up: exports, scrapes and rules have their own intervals."""
     deadline = time.monotonic() + seconds
@@ -238,7 +252,7 @@ def lacking(received):
     return (pairs - emitted) | {pair for pair in ours - named if pair[1] != "error.type"}
 
 
-def test_what_is_in_the_registry_is_emitted(received, run, pairs, taught):
+def test_what_is_in_the_registry_is_emitted(received, run, pairs, taught, played):
     gives_time(lambda: not lacking(received))
     assert set(received.emitted) == set(EVERY)
     assert lacking(received) == set()

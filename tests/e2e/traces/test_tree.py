@@ -260,6 +260,14 @@ def foreign(traced, spec, collector):
     return run, heads, calls
 
 
+@pytest.fixture(scope="module")
+def in_world(traced, spec, worlds):
+    """A run in an environment of one's own over HTTP."""
+    body = spec(environment={"service": worlds().url, "tool_parser": "plain"}, schedule={"groups_per_step": 4, "steps": 1})
+    del body["reward"]
+    return traced.train(body)
+
+
 def test_a_scorer_of_ones_own_is_called_in_the_calls_trace(foreign):
     _, heads, calls = foreign
     assert {(span.trace, span.id) for span in calls} <= {tuple(head.split("-")[1:3]) for head in heads}
@@ -295,7 +303,7 @@ def test_a_call_for_scores_goes_on_in_the_service_that_holds_the_reward_model(tr
     assert "gradbus-reward" not in {span.service for span in spans}
 
 
-def test_what_is_declared_is_emitted_and_what_is_emitted_is_declared(trees, foreign, collector):
+def test_what_is_declared_is_emitted_and_what_is_emitted_is_declared(trees, foreign, in_world, collector):
     unseen = {entry.name for entry in SPANS}
     collector.gives_time(lambda: all(any(fnmatchcase(span.name, name) for span in list(collector.spans)) for name in unseen))
     for span in list(collector.spans):

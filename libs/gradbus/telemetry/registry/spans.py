@@ -73,7 +73,6 @@ SPANS = (
     SpanEntry(
         "POST", ("reward", "environment"), ("http.request.method", *_PEER), "A call of the user's own scorer or environment over HTTP."
     ),
-    SpanEntry("GET", ("environment",), ("http.request.method", *_PEER), "What the user's own environment says of itself, over HTTP."),
     # A step's trace.
     SpanEntry(
         "train_step",
