@@ -96,7 +96,8 @@ async def test_a_sample_has_its_reward_and_verdict(client, run_id):
     first, second = client.samples(run_id, index=3)["data"]
     assert (first["prompt"], first["text"], first["step"], first["verdict"]) == ("prompt 3", "text 3.0", 1, "train")
     assert (first["reward"], first["components"], first["finish_reason"]) == (1.0, {"exact": 1.0}, "stop")
-    assert first["versions"] == [{"start": 0, "end": 3, "version": 1, "trainable": True}]
+    assert first["versions"] == [{"start": 0, "end": 3, "version": 1, "trainable": True, "author": "policy"}]
+    assert first["episode"] is None
     assert (second["reward"], second["reward_status"], second["reason"]) == (None, "invalid", "cannot be judged")
 
 
