@@ -42,11 +42,11 @@ def test_what_a_run_was_before_its_status_changed_is_not_kept(keys):
     assert before() is None
 
 
-@pytest.mark.parametrize(("name", "most"), [("_MOST_RUNS", 2), ("_MOST_BYTES", 5000)])
+@pytest.mark.parametrize(("name", "most"), [("_MOST_RUNS", 2), ("_MOST_BYTES", 6000)])
 def test_the_runs_that_were_read_last_are_kept(keys, monkeypatch, name, most):
     monkeypatch.setattr(parsed_runs, name, most)
     runs = ParsedRuns()
-    assert 2 * keys().size < 5000 < 3 * keys().size
+    assert 2 * keys().size < 6000 < 3 * keys().size
     found = {run_id: weakref.ref(runs.read(run_id, keys()).status) for run_id in ("a", "b")}
     runs.read("a", keys())
     runs.read("c", keys())
