@@ -7,7 +7,7 @@ from typing import Self
 from pydantic import BaseModel, Field
 
 from gradbus.v1.episode_pb2 import CallStatus, EndReason, Episode, Turn
-from gradbus_gateway.resources.public_text import public_text
+from gradbus_gateway.resources.public_text import enum_word, public_text
 
 
 class MessageResource(BaseModel):
@@ -43,7 +43,12 @@ class TurnResource(BaseModel):
     def of(cls, turn: Turn) -> Self:
         """The turn of a log entry."""
         calls = [
-            CallResource(call_id=call.call_id, name=call.name, arguments=call.arguments_json, status=_word(CallStatus.Name(call.status)))
+            CallResource(
+                call_id=call.call_id,
+                name=call.name,
+                arguments=call.arguments_json,
+                status=enum_word(CallStatus.Name(call.status), "CALL_STATUS_"),
+            )
             for call in turn.calls
         ]
         messages = [
@@ -70,7 +75,7 @@ class EpisodeResource(BaseModel):
     def of(cls, episode: Episode) -> Self:
         """The episode of a log entry."""
         return cls(
-            end_reason=_word(EndReason.Name(episode.end_reason)),
+            end_reason=enum_word(EndReason.Name(episode.end_reason), "END_REASON_"),
             reason=public_text(episode.outcome.reason),
             attempt=episode.attempt,
             environment_digest=episode.environment_digest,
@@ -82,7 +87,3 @@ class EpisodeResource(BaseModel):
         """Size of its texts."""
         said = sum(len(message.content) for turn in self.turns for message in turn.messages)
         return said + sum(len(turn.text) + sum(len(call.arguments) for call in turn.calls) for turn in self.turns)
-
-
-def _word(name: str) -> str:
-    return name.removeprefix("END_REASON_").removeprefix("CALL_STATUS_").lower()

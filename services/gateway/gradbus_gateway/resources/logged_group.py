@@ -14,7 +14,7 @@ from gradbus.v1.group_pb2 import VERDICT_TRAIN, Group, LogEntry, Verdict
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK, RewardStatus, SampleReward
 from gradbus.v1.sample_pb2 import SPAN_KIND_UNSPECIFIED, FinishReason, Sample, Span, SpanKind
 from gradbus_gateway.resources.episodes import EpisodeResource
-from gradbus_gateway.resources.public_text import public_text
+from gradbus_gateway.resources.public_text import enum_word, public_text
 from gradbus_gateway.resources.samples import SampleResource, SampleTokens, SpanResource
 
 
@@ -68,12 +68,12 @@ class LoggedGroup:
             step=self.step,
             prompt=group.prompt_text,
             text=sample.text,
-            finish_reason=_enum_word(FinishReason.Name(sample.finish_reason), "FINISH_REASON_"),
+            finish_reason=enum_word(FinishReason.Name(sample.finish_reason), "FINISH_REASON_"),
             reward=reward.reward if reward and reward.status == REWARD_STATUS_OK else None,
             components=dict(reward.components) if reward else {},
-            reward_status=_enum_word(RewardStatus.Name(reward.status), "REWARD_STATUS_") if reward else "none",
+            reward_status=enum_word(RewardStatus.Name(reward.status), "REWARD_STATUS_") if reward else "none",
             reason=_reason(reward, entry),
-            verdict=_enum_word(Verdict.Name(entry.verdict), "VERDICT_"),
+            verdict=enum_word(Verdict.Name(entry.verdict), "VERDICT_"),
             label=_label(sample, self._spec.kind),
             advantage=self.advantages[at],
             versions=[_span(span) for span in sample.spans],
@@ -98,7 +98,7 @@ class LoggedGroup:
 
 
 def _span(span: Span) -> SpanResource:
-    author = "policy" if span.kind == SPAN_KIND_UNSPECIFIED else _enum_word(SpanKind.Name(span.kind), "SPAN_KIND_")
+    author = "policy" if span.kind == SPAN_KIND_UNSPECIFIED else enum_word(SpanKind.Name(span.kind), "SPAN_KIND_")
     return SpanResource(start=span.start, end=span.end, version=span.version, trainable=span.trainable, author=author)
 
 
@@ -123,7 +123,3 @@ def _label(sample: Sample, kind: Kind) -> str:
 
 def _reason(reward: SampleReward | None, entry: LogEntry) -> str:
     return public_text((reward.reason if reward else "") or entry.reason)
-
-
-def _enum_word(name: str, prefix: str) -> str:
-    return name.removeprefix(prefix).lower()

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from gradbus.errors import DatasetError, EnvironmentFaultError, InvalidItemError, SessionLostError
 from gradbus.ids import turn_seed
-from gradbus.tokenizer.turns import ChatMessage, ParsedTurn
+from gradbus.tokenizer.turns import ChatMessage
 from gradbus.v1.environment_service_pb2 import AssistantTurn, OpenRequest, StepRequest, StepResponse
 from gradbus.v1.episode_pb2 import (
     CALL_STATUS_MALFORMED,
@@ -36,8 +36,6 @@ from gradbus_rollout.episodes.episode import EpisodeLimits, EpisodeStart, Played
 from gradbus_rollout.episodes.transcript import Transcript
 
 _CALL_STATUS: Final = {"ok": CALL_STATUS_OK, "malformed": CALL_STATUS_MALFORMED, "unknown_tool": CALL_STATUS_UNKNOWN_TOOL}
-
-
 _NO_TURN: Final = AssistantTurn(finish="none")
 """In place of a turn that the policy had no room to begin."""
 _OPEN: Final = frozenset({END_REASON_UNSPECIFIED, END_REASON_MAX_TURNS})
@@ -97,8 +95,8 @@ class Attempt:
             if room.tokens < 1:
                 answer = await self._step(len(self._transcript.turns), _NO_TURN, room.end)
                 return self._over(room.end, answer)
-            turn, parsed = await self._draw(room.tokens)
-            end = self._end_after(turn, parsed, room)
+            turn = await self._draw(room.tokens)
+            end = self._end_after(turn, room)
             answer = await self._step(len(self._transcript.turns) - 1, _assistant(turn), end)
             turn.messages.extend(answer.messages)
             turn.state_digest = answer.state_digest
@@ -148,7 +146,7 @@ class Attempt:
         rooms = ((limits.max_new_tokens, END_REASON_LENGTH), (left, END_REASON_MAX_TOKENS), (context, END_REASON_CONTEXT))
         return min((_Room(*room) for room in rooms), key=lambda room: room.tokens)
 
-    async def _draw(self, room: int) -> tuple[Turn, ParsedTurn]:
+    async def _draw(self, room: int) -> Turn:
         """A turn of the policy, drawn and parsed."""
         start, transcript = self._start, self._transcript
         number, prompt = len(transcript.turns), (*self._prompt_ids, *transcript.token_ids)
@@ -162,12 +160,12 @@ class Attempt:
             turn.calls.append(
                 ToolCall(call_id=f"c{number}.{at}", name=call.name, arguments_json=call.arguments_json, status=_CALL_STATUS[call.status])
             )
-        return turn, parsed
+        return turn
 
-    def _end_after(self, turn: Turn, parsed: ParsedTurn, room: _Room) -> EndReason:
+    def _end_after(self, turn: Turn, room: _Room) -> EndReason:
         """Why the episode ends with this turn, as far as the policy decides it; unspecified if it goes on."""
         environment = self._limits.environment
-        is_invalid = bool(parsed.calls) and not any(call.status == "ok" for call in parsed.calls)
+        is_invalid = bool(turn.calls) and not any(call.status == CALL_STATUS_OK for call in turn.calls)
         self._invalid_turns = self._invalid_turns + 1 if is_invalid else 0
         if turn.finish == "length":
             return room.end

@@ -17,7 +17,7 @@ from gradbus_rollout.episodes.episode import EpisodeStart, PlayedEpisode
 _log = get_logger(__name__)
 _ATTEMPTS: Final = 3
 _PAUSE_SECONDS: Final = 0.25
-"""After the first attempt; twice as long after each further one."""
+"""Before the second attempt; twice as long before each further one."""
 
 
 class EpisodePlayer:
@@ -31,6 +31,8 @@ class EpisodePlayer:
         """The episode, whatever happens to it. Raises ModelError as the engine and the tokenizer do."""
         async with self._places:
             for attempt in range(_ATTEMPTS):
+                if attempt:
+                    await asyncio.sleep(_PAUSE_SECONDS * 2 ** (attempt - 1))
                 episode = Attempt(self._parts, start, attempt)
                 try:
                     return await episode.play()
@@ -39,7 +41,6 @@ class EpisodePlayer:
                 except EnvironmentFaultError as error:
                     _log.warning("episode_failed", episode=start.episode_id, attempt=attempt, error=str(error))
                     reason = str(error)
-                    await asyncio.sleep(_PAUSE_SECONDS * 2**attempt)
                 finally:
                     await episode.close()
             return episode.failed(f"the environment failed in {_ATTEMPTS} attempts: {reason}")

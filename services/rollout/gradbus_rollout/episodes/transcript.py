@@ -39,11 +39,14 @@ class Transcript:
     """float32, `[T]`."""
     spans: list[Span] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
-    drawn: int = 0
-    """Tokens that the policy drew."""
     began: int = 0
     """When it drew its first token, in nanoseconds since 1970; 0 if the engine does not know."""
     ended: int = 0
+
+    @property
+    def drawn(self) -> int:
+        """Number of tokens that the policy drew."""
+        return sum(turn.end - turn.start for turn in self.turns)
 
     def draw(self, completion: Completion, seed: int) -> Turn:
         """Appends a turn of the policy, without its text."""
@@ -53,7 +56,6 @@ class Transcript:
             self._add_span(start + span.start, start + span.end, span.version, "policy", trainable=True)
         self.token_ids.extend(completion.token_ids)
         self.logprobs.extend(completion.logprobs)
-        self.drawn += len(completion.token_ids)
         self.turns.append(turn)
         self._mark(completion.times)
         return turn
