@@ -32,10 +32,10 @@ def environment_faults(kind: str, sections: Mapping[str, Any]) -> Iterator[Fault
 
 
 def _source_faults(environment: EnvironmentSpec) -> Iterator[Fault]:
-    given = [name for name in ("source", "file", "service") if getattr(environment, name) is not None]
+    given = [name for name in ("source", "file", "service", "agent") if getattr(environment, name) is not None]
     if len(given) != 1:
         shown = " and ".join(given) or "none of them"
-        yield Fault("environment", "an environment has exactly one source", shown, "exactly one of `service` and `source`")
+        yield Fault("environment", "an environment has exactly one source", shown, "exactly one of `service`, `source` and `agent`")
     elif environment.file is not None:
         yield Fault("environment.file", "the command line replaces a file by its text", environment.file, "`source`")
     elif environment.service is not None and not _is_address(environment.service):
@@ -45,6 +45,8 @@ def _source_faults(environment: EnvironmentSpec) -> Iterator[Fault]:
             environment.service[:80],
             "http(s)://host:port/path or openenv+ws(s)://host:port",
         )
+    elif environment.agent not in (None, "pull") and not environment.agent.startswith(("http://", "https://")):
+        yield Fault("environment.agent", "not the address of an agent", environment.agent[:80], "`pull` or http(s)://host:port/path")
 
 
 def _is_address(service: str) -> bool:

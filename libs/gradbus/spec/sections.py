@@ -240,7 +240,7 @@ class RewardSpec(Section):
 
 
 class EnvironmentSpec(Section):
-    """A world in which each sample is an episode of many turns; exactly one of `service` and `source`.
+    """A world in which each sample is an episode of many turns; exactly one of `service`, `source` and `agent`.
 
     Rewards come from it, and from `[reward]` too if that is given: they are added.
     """
@@ -248,6 +248,12 @@ class EnvironmentSpec(Section):
     source: str | None = Field(None, max_length=131_072, description="Python source that defines a class `Environment`.")
     file: str | None = Field(None, max_length=4096, description="Path of the source; the command line replaces it by the text.")
     service: str | None = Field(None, max_length=2048, description="http(s)://host:port/path of your own environment.")
+    agent: str | None = Field(
+        None,
+        max_length=2048,
+        description="Your own agent plays by `base_url` and key: `pull`, if it claims episodes over HTTP, or http(s)://host:port/path, to "
+        "which each one is posted.",
+    )
     max_turns: Integer = Field(8, ge=1, le=1024, description="Turns of the policy in an episode.")
     max_tokens: Integer | None = Field(
         None, ge=1, le=1 << 24, description="Tokens that the policy draws in an episode. Default: those of all turns."
@@ -258,7 +264,9 @@ class EnvironmentSpec(Section):
         1024, ge=16, le=131_072, description="Tokens of one result of a tool; of a longer one its beginning and end are kept."
     )
     tool_parser: ToolParser | None = Field(None, description="How calls are written. Default: found from the chat template.")
-    step_seconds: Number = Field(30.0, ge=0.1, le=3600.0, description="Deadline of one answer of the environment.")
+    step_seconds: Number = Field(
+        30.0, ge=0.1, le=3600.0, description="Deadline of one answer of the environment, or of an agent's next step."
+    )
 
 
 def most_drawn(rollout: RolloutSpec, environment: EnvironmentSpec | None) -> int:

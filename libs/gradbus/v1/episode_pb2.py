@@ -25,23 +25,23 @@ _sym_db = _symbol_database.Default()
 from gradbus.v1 import reward_pb2 as gradbus_dot_v1_dot_reward__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18gradbus/v1/episode.proto\x12\ngradbus.v1\x1a\x17gradbus/v1/reward.proto\"G\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x03 \x01(\t\x12\x0c\n\x04name\x18\x04 \x01(\t\"i\n\x08ToolCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\x12&\n\x06status\x18\x04 \x01(\x0e\x32\x16.gradbus.v1.CallStatus\"\xd0\x01\n\x04Turn\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0b\n\x03\x65nd\x18\x02 \x01(\r\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x0e\n\x06\x66inish\x18\x04 \x01(\t\x12\x0c\n\x04text\x18\x05 \x01(\t\x12#\n\x05\x63\x61lls\x18\x06 \x03(\x0b\x32\x14.gradbus.v1.ToolCall\x12%\n\x08messages\x18\x07 \x03(\x0b\x32\x13.gradbus.v1.Message\x12\x13\n\x06reward\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x0cstate_digest\x18\t \x01(\tB\t\n\x07_reward\"\xc3\x01\n\x07\x45pisode\x12\x1f\n\x05turns\x18\x01 \x03(\x0b\x32\x10.gradbus.v1.Turn\x12)\n\nend_reason\x18\x02 \x01(\x0e\x32\x15.gradbus.v1.EndReason\x12)\n\x07outcome\x18\x03 \x01(\x0b\x32\x18.gradbus.v1.SampleReward\x12\x1a\n\x12\x65nvironment_digest\x18\x04 \x01(\t\x12\x14\n\x0ctools_digest\x18\x05 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r*v\n\nCallStatus\x12\x1b\n\x17\x43\x41LL_STATUS_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x43\x41LL_STATUS_OK\x10\x01\x12\x19\n\x15\x43\x41LL_STATUS_MALFORMED\x10\x02\x12\x1c\n\x18\x43\x41LL_STATUS_UNKNOWN_TOOL\x10\x03*\xfa\x01\n\tEndReason\x12\x1a\n\x16\x45ND_REASON_UNSPECIFIED\x10\x00\x12\x17\n\x13\x45ND_REASON_ANSWERED\x10\x01\x12\x1f\n\x1b\x45ND_REASON_ENVIRONMENT_DONE\x10\x02\x12\x18\n\x14\x45ND_REASON_MAX_TURNS\x10\x03\x12\x19\n\x15\x45ND_REASON_MAX_TOKENS\x10\x04\x12\x16\n\x12\x45ND_REASON_CONTEXT\x10\x05\x12\x1c\n\x18\x45ND_REASON_INVALID_CALLS\x10\x06\x12\x15\n\x11\x45ND_REASON_LENGTH\x10\x07\x12\x15\n\x11\x45ND_REASON_FAILED\x10\x08\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18gradbus/v1/episode.proto\x12\ngradbus.v1\x1a\x17gradbus/v1/reward.proto\"l\n\x07Message\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x03 \x01(\t\x12\x0c\n\x04name\x18\x04 \x01(\t\x12#\n\x05\x63\x61lls\x18\x05 \x03(\x0b\x32\x14.gradbus.v1.ToolCall\"i\n\x08ToolCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\x12&\n\x06status\x18\x04 \x01(\x0e\x32\x16.gradbus.v1.CallStatus\"\xe2\x01\n\x04Turn\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0b\n\x03\x65nd\x18\x02 \x01(\r\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x0e\n\x06\x66inish\x18\x04 \x01(\t\x12\x0c\n\x04text\x18\x05 \x01(\t\x12#\n\x05\x63\x61lls\x18\x06 \x03(\x0b\x32\x14.gradbus.v1.ToolCall\x12%\n\x08messages\x18\x07 \x03(\x0b\x32\x13.gradbus.v1.Message\x12\x13\n\x06reward\x18\x08 \x01(\x01H\x00\x88\x01\x01\x12\x14\n\x0cstate_digest\x18\t \x01(\t\x12\x10\n\x08sequence\x18\n \x01(\rB\t\n\x07_reward\"\xc3\x01\n\x07\x45pisode\x12\x1f\n\x05turns\x18\x01 \x03(\x0b\x32\x10.gradbus.v1.Turn\x12)\n\nend_reason\x18\x02 \x01(\x0e\x32\x15.gradbus.v1.EndReason\x12)\n\x07outcome\x18\x03 \x01(\x0b\x32\x18.gradbus.v1.SampleReward\x12\x1a\n\x12\x65nvironment_digest\x18\x04 \x01(\t\x12\x14\n\x0ctools_digest\x18\x05 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\r*v\n\nCallStatus\x12\x1b\n\x17\x43\x41LL_STATUS_UNSPECIFIED\x10\x00\x12\x12\n\x0e\x43\x41LL_STATUS_OK\x10\x01\x12\x19\n\x15\x43\x41LL_STATUS_MALFORMED\x10\x02\x12\x1c\n\x18\x43\x41LL_STATUS_UNKNOWN_TOOL\x10\x03*\xfa\x01\n\tEndReason\x12\x1a\n\x16\x45ND_REASON_UNSPECIFIED\x10\x00\x12\x17\n\x13\x45ND_REASON_ANSWERED\x10\x01\x12\x1f\n\x1b\x45ND_REASON_ENVIRONMENT_DONE\x10\x02\x12\x18\n\x14\x45ND_REASON_MAX_TURNS\x10\x03\x12\x19\n\x15\x45ND_REASON_MAX_TOKENS\x10\x04\x12\x16\n\x12\x45ND_REASON_CONTEXT\x10\x05\x12\x1c\n\x18\x45ND_REASON_INVALID_CALLS\x10\x06\x12\x15\n\x11\x45ND_REASON_LENGTH\x10\x07\x12\x15\n\x11\x45ND_REASON_FAILED\x10\x08\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gradbus.v1.episode_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_CALLSTATUS']._serialized_start=654
-  _globals['_CALLSTATUS']._serialized_end=772
-  _globals['_ENDREASON']._serialized_start=775
-  _globals['_ENDREASON']._serialized_end=1025
+  _globals['_CALLSTATUS']._serialized_start=709
+  _globals['_CALLSTATUS']._serialized_end=827
+  _globals['_ENDREASON']._serialized_start=830
+  _globals['_ENDREASON']._serialized_end=1080
   _globals['_MESSAGE']._serialized_start=65
-  _globals['_MESSAGE']._serialized_end=136
-  _globals['_TOOLCALL']._serialized_start=138
-  _globals['_TOOLCALL']._serialized_end=243
-  _globals['_TURN']._serialized_start=246
-  _globals['_TURN']._serialized_end=454
-  _globals['_EPISODE']._serialized_start=457
-  _globals['_EPISODE']._serialized_end=652
+  _globals['_MESSAGE']._serialized_end=173
+  _globals['_TOOLCALL']._serialized_start=175
+  _globals['_TOOLCALL']._serialized_end=280
+  _globals['_TURN']._serialized_start=283
+  _globals['_TURN']._serialized_end=509
+  _globals['_EPISODE']._serialized_start=512
+  _globals['_EPISODE']._serialized_end=707
 # @@protoc_insertion_point(module_scope)

@@ -41,16 +41,18 @@ END_REASON_LENGTH: EndReason
 END_REASON_FAILED: EndReason
 
 class Message(_message.Message):
-    __slots__ = ("role", "content", "call_id", "name")
+    __slots__ = ("role", "content", "call_id", "name", "calls")
     ROLE_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     CALL_ID_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
+    CALLS_FIELD_NUMBER: _ClassVar[int]
     role: str
     content: str
     call_id: str
     name: str
-    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., call_id: _Optional[str] = ..., name: _Optional[str] = ...) -> None: ...
+    calls: _containers.RepeatedCompositeFieldContainer[ToolCall]
+    def __init__(self, role: _Optional[str] = ..., content: _Optional[str] = ..., call_id: _Optional[str] = ..., name: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ...) -> None: ...
 
 class ToolCall(_message.Message):
     __slots__ = ("call_id", "name", "arguments_json", "status")
@@ -65,7 +67,7 @@ class ToolCall(_message.Message):
     def __init__(self, call_id: _Optional[str] = ..., name: _Optional[str] = ..., arguments_json: _Optional[str] = ..., status: _Optional[_Union[CallStatus, str]] = ...) -> None: ...
 
 class Turn(_message.Message):
-    __slots__ = ("start", "end", "seed", "finish", "text", "calls", "messages", "reward", "state_digest")
+    __slots__ = ("start", "end", "seed", "finish", "text", "calls", "messages", "reward", "state_digest", "sequence")
     START_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +77,7 @@ class Turn(_message.Message):
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     REWARD_FIELD_NUMBER: _ClassVar[int]
     STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     start: int
     end: int
     seed: int
@@ -84,7 +87,8 @@ class Turn(_message.Message):
     messages: _containers.RepeatedCompositeFieldContainer[Message]
     reward: float
     state_digest: str
-    def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ..., seed: _Optional[int] = ..., finish: _Optional[str] = ..., text: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., reward: _Optional[float] = ..., state_digest: _Optional[str] = ...) -> None: ...
+    sequence: int
+    def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ..., seed: _Optional[int] = ..., finish: _Optional[str] = ..., text: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., reward: _Optional[float] = ..., state_digest: _Optional[str] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class Episode(_message.Message):
     __slots__ = ("turns", "end_reason", "outcome", "environment_digest", "tools_digest", "attempt")

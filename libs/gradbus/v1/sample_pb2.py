@@ -25,19 +25,21 @@ _sym_db = _symbol_database.Default()
 from gradbus.v1 import episode_pb2 as gradbus_dot_v1_dot_episode__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17gradbus/v1/sample.proto\x12\ngradbus.v1\x1a\x18gradbus/v1/episode.proto\"x\n\x04Span\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0b\n\x03\x65nd\x18\x02 \x01(\r\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x11\n\ttrainable\x18\x04 \x01(\x08\x12\"\n\x04kind\x18\x05 \x01(\x0e\x32\x14.gradbus.v1.SpanKind\x12\x0c\n\x04turn\x18\x06 \x01(\r\"\x8c\x02\n\x06Sample\x12\x11\n\tsample_id\x18\x01 \x01(\t\x12\t\n\x01n\x18\x02 \x01(\r\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12\x10\n\x08logprobs\x18\x05 \x01(\x0c\x12\x1f\n\x05spans\x18\x06 \x03(\x0b\x32\x10.gradbus.v1.Span\x12/\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x18.gradbus.v1.FinishReason\x12\x0c\n\x04text\x18\x08 \x01(\t\x12\x16\n\x0erouted_experts\x18\t \x01(\x0c\x12\x13\n\x0bundesirable\x18\n \x01(\x08\x12$\n\x07\x65pisode\x18\x0b \x01(\x0b\x32\x13.gradbus.v1.Episode*\x8d\x01\n\x08SpanKind\x12\x19\n\x15SPAN_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10SPAN_KIND_POLICY\x10\x01\x12\x13\n\x0fSPAN_KIND_FRAME\x10\x02\x12\x12\n\x0eSPAN_KIND_TOOL\x10\x03\x12\x12\n\x0eSPAN_KIND_USER\x10\x04\x12\x13\n\x0fSPAN_KIND_CLOSE\x10\x05*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17gradbus/v1/sample.proto\x12\ngradbus.v1\x1a\x18gradbus/v1/episode.proto\"x\n\x04Span\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0b\n\x03\x65nd\x18\x02 \x01(\r\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x11\n\ttrainable\x18\x04 \x01(\x08\x12\"\n\x04kind\x18\x05 \x01(\x0e\x32\x14.gradbus.v1.SpanKind\x12\x0c\n\x04turn\x18\x06 \x01(\r\"`\n\x04\x46ork\x12\x12\n\nprompt_ids\x18\x01 \x01(\x0c\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\x12\x1f\n\x05spans\x18\x04 \x03(\x0b\x32\x10.gradbus.v1.Span\"\xad\x02\n\x06Sample\x12\x11\n\tsample_id\x18\x01 \x01(\t\x12\t\n\x01n\x18\x02 \x01(\r\x12\x0c\n\x04seed\x18\x03 \x01(\x04\x12\x11\n\ttoken_ids\x18\x04 \x01(\x0c\x12\x10\n\x08logprobs\x18\x05 \x01(\x0c\x12\x1f\n\x05spans\x18\x06 \x03(\x0b\x32\x10.gradbus.v1.Span\x12/\n\rfinish_reason\x18\x07 \x01(\x0e\x32\x18.gradbus.v1.FinishReason\x12\x0c\n\x04text\x18\x08 \x01(\t\x12\x16\n\x0erouted_experts\x18\t \x01(\x0c\x12\x13\n\x0bundesirable\x18\n \x01(\x08\x12$\n\x07\x65pisode\x18\x0b \x01(\x0b\x32\x13.gradbus.v1.Episode\x12\x1f\n\x05\x66orks\x18\x0c \x03(\x0b\x32\x10.gradbus.v1.Fork*\x8d\x01\n\x08SpanKind\x12\x19\n\x15SPAN_KIND_UNSPECIFIED\x10\x00\x12\x14\n\x10SPAN_KIND_POLICY\x10\x01\x12\x13\n\x0fSPAN_KIND_FRAME\x10\x02\x12\x12\n\x0eSPAN_KIND_TOOL\x10\x03\x12\x12\n\x0eSPAN_KIND_USER\x10\x04\x12\x13\n\x0fSPAN_KIND_CLOSE\x10\x05*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gradbus.v1.sample_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SPANKIND']._serialized_start=459
-  _globals['_SPANKIND']._serialized_end=600
-  _globals['_FINISHREASON']._serialized_start=602
-  _globals['_FINISHREASON']._serialized_end=697
+  _globals['_SPANKIND']._serialized_start=590
+  _globals['_SPANKIND']._serialized_end=731
+  _globals['_FINISHREASON']._serialized_start=733
+  _globals['_FINISHREASON']._serialized_end=828
   _globals['_SPAN']._serialized_start=65
   _globals['_SPAN']._serialized_end=185
-  _globals['_SAMPLE']._serialized_start=188
-  _globals['_SAMPLE']._serialized_end=456
+  _globals['_FORK']._serialized_start=187
+  _globals['_FORK']._serialized_end=283
+  _globals['_SAMPLE']._serialized_start=286
+  _globals['_SAMPLE']._serialized_end=587
 # @@protoc_insertion_point(module_scope)

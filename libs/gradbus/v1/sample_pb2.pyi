@@ -48,8 +48,20 @@ class Span(_message.Message):
     turn: int
     def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ..., version: _Optional[int] = ..., trainable: bool = ..., kind: _Optional[_Union[SpanKind, str]] = ..., turn: _Optional[int] = ...) -> None: ...
 
+class Fork(_message.Message):
+    __slots__ = ("prompt_ids", "token_ids", "logprobs", "spans")
+    PROMPT_IDS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    SPANS_FIELD_NUMBER: _ClassVar[int]
+    prompt_ids: bytes
+    token_ids: bytes
+    logprobs: bytes
+    spans: _containers.RepeatedCompositeFieldContainer[Span]
+    def __init__(self, prompt_ids: _Optional[bytes] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ...) -> None: ...
+
 class Sample(_message.Message):
-    __slots__ = ("sample_id", "n", "seed", "token_ids", "logprobs", "spans", "finish_reason", "text", "routed_experts", "undesirable", "episode")
+    __slots__ = ("sample_id", "n", "seed", "token_ids", "logprobs", "spans", "finish_reason", "text", "routed_experts", "undesirable", "episode", "forks")
     SAMPLE_ID_FIELD_NUMBER: _ClassVar[int]
     N_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +73,7 @@ class Sample(_message.Message):
     ROUTED_EXPERTS_FIELD_NUMBER: _ClassVar[int]
     UNDESIRABLE_FIELD_NUMBER: _ClassVar[int]
     EPISODE_FIELD_NUMBER: _ClassVar[int]
+    FORKS_FIELD_NUMBER: _ClassVar[int]
     sample_id: str
     n: int
     seed: int
@@ -72,4 +85,5 @@ class Sample(_message.Message):
     routed_experts: bytes
     undesirable: bool
     episode: _episode_pb2.Episode
-    def __init__(self, sample_id: _Optional[str] = ..., n: _Optional[int] = ..., seed: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., text: _Optional[str] = ..., routed_experts: _Optional[bytes] = ..., undesirable: bool = ..., episode: _Optional[_Union[_episode_pb2.Episode, _Mapping]] = ...) -> None: ...
+    forks: _containers.RepeatedCompositeFieldContainer[Fork]
+    def __init__(self, sample_id: _Optional[str] = ..., n: _Optional[int] = ..., seed: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., spans: _Optional[_Iterable[_Union[Span, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., text: _Optional[str] = ..., routed_experts: _Optional[bytes] = ..., undesirable: bool = ..., episode: _Optional[_Union[_episode_pb2.Episode, _Mapping]] = ..., forks: _Optional[_Iterable[_Union[Fork, _Mapping]]] = ...) -> None: ...
