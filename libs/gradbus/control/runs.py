@@ -16,7 +16,17 @@ DELETED: Final = b'"deleted"'
 DELETED_SECONDS: Final = 86_400.0
 """How long a deleted run is remembered, so that a repeated request to delete it succeeds too."""
 RunState = Literal[
-    "queued", "starting", "running", "paused", "waiting_for_reward", "evaluating", "cancelling", "succeeded", "failed", "cancelled"
+    "queued",
+    "starting",
+    "running",
+    "paused",
+    "waiting_for_reward",
+    "waiting_for_environment",
+    "evaluating",
+    "cancelling",
+    "succeeded",
+    "failed",
+    "cancelled",
 ]
 FINAL_STATES: frozenset[RunState] = frozenset({"succeeded", "failed", "cancelled"})
 _DESIRED: TypeAdapter[DesiredState] = TypeAdapter(DesiredState)
@@ -159,6 +169,8 @@ class WorkerPresence(StoredModel):
     """What it does before it can work on its run, e.g. `starts its sglang engine`; empty once it can."""
     trouble: str = ""
     """Why the worker cannot serve; empty if it can."""
+    awaits_environment: bool = False
+    """Of a rollout: whether the trouble is the run's environment, which does not answer; nothing is wrong with the worker."""
     fatal: bool = False
     """Whether the trouble is the run's own, so that no other worker could serve it either."""
     reached: int = -1

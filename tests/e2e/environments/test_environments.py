@@ -56,8 +56,8 @@ def test_the_source_of_an_environment_that_cannot_be_used_ends_the_run_with_the_
 def test_an_environment_that_is_away_is_waited_for(lab, episodes, worlds, free_port):
     port = free_port()
     run_id = lab.submit(episodes(environment={"service": f"http://127.0.0.1:{port}/words", "max_turns": 3}))
-    shown = lambda: {worker["worker"]: worker["trouble"] for worker in lab.client.workers()["data"]}  # noqa: E731 - read again and again
-    lab.until(run_id, lambda _: any(f"127.0.0.1:{port}" in trouble for trouble in shown().values()))
+    waits = lab.until(run_id, lambda run: run["state"] == "waiting_for_environment")
+    assert f"127.0.0.1:{port}" in waits["waiting_for"]
     worlds(port)
     lab.ends(run_id)
-    assert not any(shown().values())
+    assert not any(worker["trouble"] for worker in lab.client.workers()["data"])

@@ -19,6 +19,7 @@ from gradbus_conductor import service
 from gradbus_conductor.groups.pipeline import GroupPipeline
 from gradbus_conductor.run import driver, trainers
 from gradbus_conductor.run.context import Ending
+from gradbus_conductor.run.stall import StallDetector
 from gradbus_conductor.service import Conductor
 from gradbus_conductor.settings import Settings
 
@@ -166,22 +167,32 @@ async def test_a_paused_run_yields_its_trainer_and_takes_one_again_when_it_is_re
     await asyncio.wait_for(driving, 60)
 
 
-async def test_a_run_whose_scorer_is_away_leaves_its_trainer_to_one_that_waits_and_does_not_take_it_back(stage, monkeypatch):
-    monkeypatch.setitem(trainers._YIELD_SECONDS, "waiting_for_reward", 0.0)
-    monkeypatch.setattr(GroupPipeline, "scoring_failure", lambda *_: "the scorer is on fire")
+@pytest.mark.parametrize(
+    ("state", "part", "method", "what"),
+    [
+        ("waiting_for_reward", GroupPipeline, "scoring_failure", "rewards: the scorer"),
+        ("waiting_for_environment", StallDetector, "environment_failure", "environment: the world"),
+    ],
+)
+async def test_a_run_whose_other_side_is_away_leaves_its_trainer_to_one_that_waits_and_does_not_take_it_back(
+    stage, monkeypatch, state, part, method, what
+):
+    fault = f"{what.partition(': ')[2]} is on fire"
+    monkeypatch.setitem(trainers._YIELD_SECONDS, state, 0.0)
+    monkeypatch.setattr(part, method, lambda *_: fault)
     runs, assignments = stage.buckets[Buckets.RUNS], stage.buckets[Buckets.ASSIGNMENTS]
     await stage.trainer()
     driving = asyncio.create_task(stage.drive())
-    await stage.waits("waiting_for_reward the scorer is on fire")
+    await stage.waits(f"{state} {fault}")
     assert await stage.assigned() == stage.run_id, "nobody else waits"
     await runs.put("run-zzz.spec", stage.record.to_bytes())
     status = await stage.waits("queued a free trainer: run run-zzz comes first")
-    assert status.reason.endswith("waits for its rewards: the scorer is on fire")
+    assert status.reason.endswith(f"waits for its {what} is on fire")
     assert await stage.assigned() is None, "it is the older one, and leaves the trainer free"
     await assignments.put("trainer", b'"run-zzz"')
     await runs.put("run-zzz.status", RunStatus(state="running").to_bytes())
     status = await stage.waits("queued a free trainer: trainer has run run-zzz, running")
-    assert status.reason.endswith("the scorer is on fire")
+    assert status.reason.endswith(fault)
     monkeypatch.undo()
     await runs.put("run-zzz.status", RunStatus(state="succeeded").to_bytes())
     await assignments.delete("trainer")

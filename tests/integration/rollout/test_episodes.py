@@ -246,15 +246,15 @@ async def test_an_environment_that_is_away_is_waited_for_and_shown(play):
     def hook(world, request):
         if hasattr(request, "assistant"):
             return None
-        shown.append(presence.trouble)
+        shown.append((presence.trouble, presence.awaits_environment))
         away = len(world.opened) < 8
         return OpenResponse(status=ENVIRONMENT_STATUS_ERROR, reason="nobody listens at http://host", is_away=True) if away else None
 
     world = World(hook=hook)
     groups = await play(world, presence=presence)
     assert "FAILED" not in ends(groups)
-    assert "nobody listens at http://host" in shown
-    assert presence.trouble == ""
+    assert ("nobody listens at http://host", True) in shown
+    assert (presence.trouble, presence.awaits_environment) == ("", False)
     assert {request.attempt for request in world.opened} == {0}
 
 

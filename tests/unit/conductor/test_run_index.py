@@ -1,18 +1,20 @@
 """Which of the stored runs need a conductor, and which only wait."""
 
+from typing import get_args
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gradbus.bus import View
-from gradbus.control.runs import RunRecord, RunStatus
+from gradbus.control.runs import RunRecord, RunState, RunStatus
 from gradbus.spec import RunSpec
 from gradbus_conductor.runs.index import RunIndex
 
 SPEC = RunSpec.model_validate(
     {"name": "one", "model": {"path": "m"}, "data": {"train": "t"}, "reward": {"service": "grpc://scorer:1"}, "schedule": {"steps": 1}}
 )
-STATES = ["queued", "starting", "running", "paused", "waiting_for_reward", "evaluating", "cancelling", "succeeded", "failed", "cancelled"]
+STATES = list(get_args(RunState))
 
 
 class Runs:

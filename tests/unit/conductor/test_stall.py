@@ -7,8 +7,8 @@ from gradbus_conductor.run import stall
 from gradbus_conductor.run.stall import Blockers, StallDetector
 
 
-def worker(name, role="rollout", trouble="", preparing=""):
-    return WorkerPresence(worker=name, role=role, incarnation="1", trouble=trouble, preparing=preparing)
+def worker(name, role="rollout", **fields):
+    return WorkerPresence(worker=name, role=role, incarnation="1", **fields)
 
 
 TRAINER = worker("trainer-0", "trainer")
@@ -54,3 +54,15 @@ async def test_an_engine_that_starts_is_told_at_once(monkeypatch):
     assert detector.reason(0, 48, Blockers([TRAINER], [worker("rollout-0"), STARTS], range(47))) != ""
     monkeypatch.setattr(stall, "STALL_SECONDS", 10.0)
     assert detector.reason(0, 47, Blockers([TRAINER], [worker("rollout-0"), STARTS], range(47))) == "", "one samples already"
+
+
+async def test_an_environment_that_answers_no_worker_is_told_after_a_while(monkeypatch):
+    detector = StallDetector()
+    waits = worker("rollout-0", trouble="no agent has claimed an episode", awaits_environment=True)
+    assert detector.environment_failure([waits]) == "", "it may come back"
+    monkeypatch.setattr(stall, "STALL_SECONDS", 0.0)
+    assert detector.environment_failure([waits, waits]) == "no agent has claimed an episode"
+    assert detector.environment_failure([]) == "", "nobody asks"
+    monkeypatch.setattr(stall, "STALL_SECONDS", 10.0)
+    assert detector.environment_failure([waits, worker("rollout-1")]) == "", "one has an answer"
+    assert detector.environment_failure([waits]) == "", "since a moment ago"

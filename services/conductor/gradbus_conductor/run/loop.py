@@ -208,6 +208,8 @@ class RunLoop:
             state, waiting_for = "paused", ""
         elif scoring_failure:
             state, waiting_for = "waiting_for_reward", scoring_failure
+        elif environment_failure := self._stall.environment_failure(rollouts):
+            state, waiting_for = "waiting_for_environment", environment_failure
         elif self._heads.version <= 0 and (first_call := self._first_answers.waiting_for(_FIRST_CALL_SECONDS)):
             state, waiting_for = "starting", first_call
         else:
@@ -259,4 +261,5 @@ def _yielded(status: RunStatus) -> Ending:
     """How a run leaves its trainer to another one, in the state in which it came to rest."""
     if status.state == "paused":
         return Ending("paused")
-    return Ending("queued", f"it left its trainer to another run and queues again, because it waits for its rewards: {status.waiting_for}")
+    what = "environment" if status.state == "waiting_for_environment" else "rewards"
+    return Ending("queued", f"it left its trainer to another run and queues again, because it waits for its {what}: {status.waiting_for}")

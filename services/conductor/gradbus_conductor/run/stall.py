@@ -60,6 +60,14 @@ class StallDetector:
     def __init__(self) -> None:
         self._seen: tuple[int, int] | None = None
         self._since = 0.0
+        self._answered_at = asyncio.get_running_loop().time()
+
+    def environment_failure(self, rollouts: Sequence[WorkerPresence]) -> str:
+        """Why the run's environment does not answer, once no rollout has got an answer for `STALL_SECONDS`; else empty."""
+        now = asyncio.get_running_loop().time()
+        if not rollouts or not all(worker.awaits_environment for worker in rollouts):
+            self._answered_at = now
+        return rollouts[0].trouble if rollouts and now - self._answered_at > STALL_SECONDS else ""
 
     def reason(self, version: int, outstanding: int, blockers: Blockers) -> str:
         """Empty while the version or the number of outstanding groups changes; then what the run waits for, and how long.

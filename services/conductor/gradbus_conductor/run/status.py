@@ -135,7 +135,7 @@ class RunStatusWriter:
         }
         self._status = self._status.model_copy(update=update)
         if changed:
-            level: Level = "error" if state == "failed" else "warning" if state == "waiting_for_reward" else "info"
+            level: Level = "error" if state == "failed" else "warning" if state.startswith("waiting_for") else "info"
             text = reason or waiting_for
             # The status may not be written after its event: whoever takes the run then emits the event again under the same key.
             key = f"state:{state}" if finished else f"state:{state}:{self._stored.revision}"

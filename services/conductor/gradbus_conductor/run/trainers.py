@@ -13,8 +13,8 @@ from gradbus_conductor.workers import WorkerPool
 
 _REPLACE_SECONDS = 10.0
 """Time for a trainer to restart under its name before the run takes another one."""
-_YIELD_SECONDS: Final[dict[RunState, float]] = {"paused": 3.0, "waiting_for_reward": 60.0}
-"""Time without a new version after which a run in this state has come to rest. A scorer may restart meanwhile."""
+_YIELD_SECONDS: Final[dict[RunState, float]] = {"paused": 3.0, "waiting_for_reward": 60.0, "waiting_for_environment": 60.0}
+"""Time without a new version after which a run in this state has come to rest. A scorer or an environment may restart meanwhile."""
 
 
 class TrainerQueue:
@@ -81,7 +81,7 @@ class TrainerWatch:
             await self._pool.keep_trainer(self._run_id)
 
     def should_yield(self, version: int, state: RunState) -> bool:
-        """Whether the run rests at `version`, paused or for want of its scorer, while another one waits for a trainer and none is free."""
+        """Whether the run rests at `version`, paused or waiting for the other side, while another waits for a trainer and none is free."""
         now = asyncio.get_running_loop().time()
         if (version, state) != self._seen:
             self._seen, self._resting_since = (version, state), now

@@ -111,12 +111,13 @@ class EnvironmentClient:
         if not self.trouble:
             _log.warning("environment_away", run_id=self.record.run_id, error=reason)
         self.trouble = self.presence.trouble = reason
+        self.presence.awaits_environment = True
         await asyncio.sleep(_RETRY_SECONDS)
 
     def _came_back(self) -> None:
         if self.trouble and self.presence.trouble == self.trouble:
             self.presence.trouble = ""
-        self.trouble = ""
+        self.trouble, self.presence.awaits_environment = "", False
 
     def _described(self, error: AioRpcError) -> str:
         return describe_rpc_error("the environment service", self.address, error)

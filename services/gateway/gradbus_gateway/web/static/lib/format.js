@@ -5,6 +5,7 @@ const STATES = {
   running: ["Running", ""],
   paused: ["Paused", "deadlines are suspended; Resume continues where it stopped"],
   waiting_for_reward: ["Waiting for rewards", "the scorer or the reference service fails, or is slow"],
+  waiting_for_environment: ["Waiting for its environment", "the environment does not answer, or no agent plays"],
   evaluating: ["Evaluating", "the held-out rows, by the last version"],
   cancelling: ["Cancelling", "its tasks are being removed"],
   succeeded: ["Succeeded", ""],
@@ -12,7 +13,7 @@ const STATES = {
   cancelled: ["Cancelled", "its versions and checkpoints are kept"],
   unreadable: ["Unreadable", "its stored record cannot be read"],
 };
-const CHIPS = { running: "live", starting: "live", evaluating: "live", succeeded: "done", waiting_for_reward: "alert", cancelling: "alert", failed: "broken", unreadable: "broken" };
+const CHIPS = { running: "live", starting: "live", evaluating: "live", succeeded: "done", waiting_for_reward: "alert", waiting_for_environment: "alert", cancelling: "alert", failed: "broken", unreadable: "broken" };
 export const FINAL = new Set(["succeeded", "failed", "cancelled", "unreadable"]);
 
 /** [name, explanation] of a run's state. */
