@@ -298,8 +298,8 @@ RUN = Board(
                 ),
                 Panel(
                     "Truncated",
-                    "Fraction truncated at `rollout.max_new_tokens`. If it is high, raise the limit, or check whether the reward favours"
-                    " endless responses.",
+                    "Fraction truncated at `rollout.max_new_tokens`, or of episodes that ran out of tokens. If it is high, raise the"
+                    " limit, or check whether the reward favours endless responses.",
                     [_one("gradbus_response_truncated", "truncated")],
                     unit="percentunit",
                     defaults=_SHARE,

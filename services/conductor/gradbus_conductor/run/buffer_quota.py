@@ -30,8 +30,8 @@ class BufferQuota:
         return (
             f"the run holds more of the buffer, which all runs share, than the {_mib(self._most)} that one run may hold: "
             f"{_mib(self._log_bytes)} in the log and not in a checkpoint yet, {_mib(waiting_bytes)} sampled and not in the log; lower "
-            "rollout.max_new_tokens, rollout.group_size, schedule.groups_per_step, schedule.max_staleness, teacher.top_k or "
-            "evaluation.samples and submit again, or have GRADBUS_RUN_BUFFER_BYTES of the conductor raised"
+            "rollout.max_new_tokens, environment.max_turns, rollout.group_size, schedule.groups_per_step, schedule.max_staleness, "
+            "teacher.top_k or evaluation.samples and submit again, or have GRADBUS_RUN_BUFFER_BYTES of the conductor raised"
         )
 
 

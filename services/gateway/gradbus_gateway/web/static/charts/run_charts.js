@@ -48,7 +48,7 @@ const sampled = (spec) => [
   LENGTH,
   of("Clipped", "share of tokens that the trust region bounds below / above", { clip_low: "low", clip_high: "high" }, exactPercent),
   of("Staleness", "versions behind, mean / maximum", { staleness_mean: "mean", staleness_max: "max" }, (value) => fixed(value, 1), false),
-  of("Truncated", "share of responses that reached max_new_tokens", { truncated: "truncated" }, percent),
+  of("Truncated", "share of responses that ran out of tokens", { truncated: "truncated" }, percent),
   of("Trainer – rollout", "mean difference of log-probabilities", { logprob_diff: "difference" }),
   NORM,
   of("Not trained", "groups per step, filtered / dropped", { filtered: "filtered", dropped: "dropped" }, (value) => fixed(value, 0)),
