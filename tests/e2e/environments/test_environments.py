@@ -61,3 +61,32 @@ def test_an_environment_that_is_away_is_waited_for(lab, episodes, worlds, free_p
     worlds(port)
     lab.ends(run_id)
     assert not any(worker["trouble"] for worker in lab.client.workers()["data"])
+
+
+ENDLESS = """
+class Environment:
+    def reset(self, item, seed):
+        self.turns = 0
+
+    def step(self, text):
+        self.turns += 1
+        return {"message": " and", "reward": len(set(text)) / 16}
+"""
+
+
+@pytest.mark.parametrize("numerics", ["batch_invariant", "fast"])
+def test_the_trainer_computes_the_log_probabilities_that_eight_turns_were_drawn_with(lab, episodes, numerics):
+    on_policy = {"max_staleness": 0, "groups_per_step": 2, "steps": 2}
+    environment = {"source": ENDLESS, "max_turns": 8, "tool_parser": "plain"}
+    body = episodes(numerics=numerics, schedule=on_policy, environment=environment)
+    body["rollout"] |= {"max_new_tokens": 8, "temperature": 0.8, "stop_token_ids": [token for token in range(2, 290) if token % 4]}
+    body["algorithm"] = {"truncated": "keep"}
+    run = lab.train(body)
+    assert max(len(sample["episode"]["turns"]) for sample in lab.samples(run["id"])) == 8
+    steps = lab.events(run["id"], "metrics")
+    assert [step["noop"] for step in steps] == [False, False]
+    differences = [step["logprob_diff"] for step in steps]
+    if numerics == "batch_invariant":
+        assert differences == [0.0, 0.0]
+    else:
+        assert all(0.0 < difference < 1e-5 for difference in differences), "else the test above proves nothing"
