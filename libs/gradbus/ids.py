@@ -63,6 +63,14 @@ def turn_seed(seed: int, turn: int) -> int:
     return seed if turn == 0 else sample_seed(seed, "turn", turn, 0)
 
 
+def asked_turn_seed(seed: int, prompt_digest: str, occurrence: int) -> int:
+    """Seed of a turn that an agent asks for, 63 bits: of what it asks, so that its sub-agents may ask in any order.
+
+    `occurrence` counts the turns of the episode that were drawn from the same prompt before.
+    """
+    return sample_seed(seed, f"asked {prompt_digest}", occurrence, 0)
+
+
 def environment_seed(run_seed: int, purpose: str, index: int) -> int:
     """Seed of a group's world, 63 bits: its samples meet the same one, for their rewards are compared."""
     return sample_seed(run_seed, f"{purpose} environment", index, 0)

@@ -6,16 +6,16 @@
     {"encode": [[line, prompt, responses]],   {"lengths": [...]} and the ids of each prompt, followed by those of its responses;
      "check": b}                              with `check`, none
     {"decode": true, "lengths": [...]}, ids   {"texts": [...]}
-    {"converse": [[message]]}                 {"lengths": [...]} and the ids of each conversation
+    {"converse": [[[message], tools]]}        {"lengths": [...]} and the ids of each conversation
     {"parse": ["stop" | "length"],            {"turns": [[text, [[name, arguments, status]]]]}
-     "lengths": [...]}, ids
+     "tools": [...], "lengths": [...]}, ids
     {"extend": [[message]], "lengths":        {"spans": [[[start, end, author]]], "lengths": [...]} and the ids after each turn
      [...]}, the last id of each turn
     {"compare": folder}                       {"difference": text}, empty if each token has the same id in both
 
-A message is [role, content, call id, name]. A request that fails gets {"error": text, "kind": "dataset" | "model" | "file",
-"file": name}. Before the reply to a load, or to the encoding of one row, come reports {"working_on": file}: if this process is lost,
-its parent knows which file is to blame.
+A message is [role, content, call id, name, [[name, arguments, call id]]], with its calls at the end. Tools are a text of JSON. A request
+that fails gets {"error": text, "kind": "dataset" | "model" | "file", "file": name}. Before the reply to a load, or to
+the encoding of one row, come reports {"working_on": file}: if this process is lost, its parent knows which file is to blame.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gradbus.tokenizer.encoder import TOKENIZER, PromptEncoder, PromptLimits
 from gradbus.tokenizer.errors import ModelFileError, described, encodable
 from gradbus.tokenizer.frames import Frame, read_frame
 from gradbus.tokenizer.limits import limit_cpu, limit_process
-from gradbus.tokenizer.turns import ChatMessage, TurnSettings
+from gradbus.tokenizer.turns import ChatCall, ChatMessage, TurnSettings
 
 
 def serve(connection: socket.socket) -> None:
@@ -88,10 +88,10 @@ class _Child:
         header = request.header
         if "converse" in header:
             self._reports = len(header["converse"]) == 1
-            return Frame.of_sequences({}, [encoder.encode_conversation(_messages(given)) for given in header["converse"]])
+            return Frame.of_sequences({}, [encoder.encode_conversation(_messages(given), tools) for given, tools in header["converse"]])
         if "parse" in header:
-            ended = zip(request.sequences(), header["parse"], strict=True)
-            turns = [encoder.parse(drawn, stopped=finish == "stop") for drawn, finish in ended]
+            ended = zip(request.sequences(), header["parse"], header["tools"], strict=True)
+            turns = [encoder.parse(drawn, stopped=finish == "stop", tools_json=tools) for drawn, finish, tools in ended]
             return Frame({"turns": [[turn.text, [[call.name, call.arguments_json, call.status] for call in turn.calls]] for turn in turns]})
         asked = zip(request.sequences(), header["extend"], strict=True)
         found = [encoder.extension(drawn, _messages(given)) for drawn, given in asked]
@@ -115,8 +115,10 @@ class _Child:
         self._stream.flush()
 
 
-def _messages(given: Sequence[Sequence[str]]) -> list[ChatMessage]:
-    return [ChatMessage(*parts) for parts in given]
+def _messages(given: Sequence[Sequence[Any]]) -> list[ChatMessage]:
+    return [
+        ChatMessage(role, content, call_id, name, tuple(ChatCall(*call) for call in calls)) for role, content, call_id, name, calls in given
+    ]
 
 
 def _encoded(encoder: PromptEncoder, line: int, prompt: object, responses: Sequence[object]) -> Iterator[tuple[int, ...]]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Final
 
 from gradbus.errors import DatasetError, ModelError
@@ -29,15 +29,20 @@ _MOST: Final = 0x8000
 _BRACKETED: Final = re.compile("<[|\uff5c].+[|\uff5c]>")
 _NOTHING: Final = "(?!)"
 """A pattern that matches nowhere."""
-_AUTHORS: Final = frozenset({"assistant"})
-"""Roles that may write control tokens: the policy ends its turn and calls tools with them."""
+_ASSISTANT: Final = "assistant"
+"""The role that may write control tokens: the policy ends its turn and calls tools with them."""
+_THINKING: Final = frozenset({"<think>", "</think>"})
+"""What an agent may write in the assistant's name: templates look for it, and it begins and ends nobody's turn."""
 
 
 class ControlTokens:
     """The control tokens of a tokenizer: the special ones, and the added ones that its chat template writes, such as `<tool_call>`."""
 
-    def __init__(self, tokenizer: Any, markers: str = "") -> None:
-        """`tokenizer` is transformers', with its chat template; `markers` is a text with more added tokens to count as control tokens."""
+    def __init__(self, tokenizer: Any, markers: str = "", *, trusts_assistant: bool = True) -> None:
+        """`tokenizer` is transformers', with its chat template; `markers` is a text with more added tokens to count as control tokens.
+
+        `trusts_assistant`: whether the assistant's messages may write control tokens; otherwise they may only think.
+        """
         self._tokenizer = tokenizer
         template = tokenizer.chat_template or ""
         written = markers + (template if isinstance(template, str) else json.dumps(template, ensure_ascii=False))
@@ -48,15 +53,16 @@ class ControlTokens:
         self._ids = {name: number for name, (number, _) in list(control.items())[:_MOST]}
         self._names = sorted(self._ids, key=len, reverse=True)
         self._places = {name: place for place, name in enumerate(self._names)}
-        self._pattern = re.compile("|".join(map(re.escape, self._names)) or _NOTHING)
+        self._pattern = _any_of(self._names)
+        self._by_assistant = None if trusts_assistant else _any_of([name for name in self._names if name not in _THINKING])
         self._is_normalized = any(token.normalized for _, token in control.values())
 
     def are_spelled(self, messages: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether a message of anyone but the assistant, or a role, holds the text of a control token."""
-        return any(self._pattern.search(message["role"]) or any(map(self._spells, _said(message))) for message in messages)
+        """Whether a role, or a message, holds the text of a control token that its author may not write."""
+        return any(self._pattern.search(message["role"]) or self._forges(message) for message in messages)
 
     def hide(self, messages: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:
-        """The messages with a character in place of each control token that someone else than the assistant spells.
+        """The messages with a character in place of each control token that its author may not write.
 
         Raises DatasetError if they hold such characters already, or a control token that cannot be hidden.
         """
@@ -65,8 +71,8 @@ class ControlTokens:
         for message in messages:
             if self._pattern.search(message["role"]):
                 raise DatasetError(f"{where} has a role with the text of a control token; correct the role")
-        hidden = [dict(message) if message["role"] in _AUTHORS else _mapped(message, self._hidden) for message in messages]
-        if any(self._spells(text) for message in hidden for text in _said(message)):
+        hidden = [_mapped(message, partial(self._hidden, self._forbidden(message))) for message in messages]
+        if any(map(self._forges, hidden)):
             raise DatasetError(
                 f"a message of {where} has the text of a control token in characters that the tokenizer rewrites; correct the line"
             )
@@ -76,7 +82,7 @@ class ControlTokens:
         """The tools with a character in place of each control token that they spell. Raises ModelError if they hold such characters."""
         if _PRIVATE.search(json.dumps(tools, ensure_ascii=False)):
             raise ModelError("the tools have characters of the private use area of plane 15; describe them without these")
-        hidden: list[dict[str, Any]] = _mapped(tools, self._hidden)
+        hidden: list[dict[str, Any]] = _mapped(tools, partial(self._hidden, self._pattern))
         return hidden
 
     def reveal(self, text: str) -> str:
@@ -113,6 +119,10 @@ class ControlTokens:
         """The content as a framed text may hold it: what would stand for a control token, or is half a character, is U+FFFD."""
         return _UNFRAMED.sub("\ufffd", content)
 
+    def as_texts(self, value: Any) -> Any:
+        """A JSON value with all its texts `as_text`."""
+        return _mapped(value, self.as_text)
+
     def first_in(self, text: str) -> str | None:
         """The first control token that the text spells."""
         found = self._pattern.search(text)
@@ -148,18 +158,27 @@ class ControlTokens:
         same = all(framed.token_to_id(second[name]) == number for name, number in self._ids.items())
         return framed if same else None
 
-    def _hidden(self, text: str) -> str:
-        return self._pattern.sub(lambda found: self._renamed(found.group(), _HIDDEN), text)
+    def _forbidden(self, message: Mapping[str, Any]) -> re.Pattern[str] | None:
+        """What the message's author may not write; None if anything may be written."""
+        return self._by_assistant if message["role"] == _ASSISTANT else self._pattern
+
+    def _forges(self, message: Mapping[str, Any]) -> bool:
+        """Whether the message holds what its author may not write."""
+        forbidden = self._forbidden(message)
+        return forbidden is not None and any(self._spells(forbidden, text) for text in _said(message))
+
+    def _hidden(self, forbidden: re.Pattern[str] | None, text: str) -> str:
+        return text if forbidden is None else forbidden.sub(lambda found: self._renamed(found.group(), _HIDDEN), text)
 
     def _renamed(self, name: str, base: int) -> str:
         return chr(base + self._places[name])
 
-    def _spells(self, text: str) -> bool:
-        """Whether the tokenizer would find a control token in the text: some it looks for in the normalised one."""
-        if self._pattern.search(text):
+    def _spells(self, forbidden: re.Pattern[str], text: str) -> bool:
+        """Whether the tokenizer would find such a control token in the text: some it looks for in the normalised one."""
+        if forbidden.search(text):
             return True
         normalizer = self._tokenizer.backend_tokenizer.normalizer if self._is_normalized and self._tokenizer.is_fast else None
-        return normalizer is not None and self._pattern.search(normalizer.normalize_str(text)) is not None
+        return normalizer is not None and forbidden.search(normalizer.normalize_str(text)) is not None
 
     def _spelled(self, character: str) -> str:
         number = ord(character) - _HIDDEN
@@ -171,10 +190,13 @@ def _ends_turns(token: str, template: str) -> bool:
     return bool(token.strip()) and (token in template or _BRACKETED.fullmatch(token) is not None)
 
 
+def _any_of(names: Sequence[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, names)) or _NOTHING)
+
+
 def _said(message: Mapping[str, Any]) -> Iterator[str]:
-    """All texts of a message but its role; none of the assistant's."""
-    if message["role"] not in _AUTHORS:
-        yield from _texts({key: value for key, value in message.items() if key != "role"})
+    """All texts of a message but its role."""
+    yield from _texts({key: value for key, value in message.items() if key != "role"})
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -5,7 +5,6 @@ Text is tokenised here once; every other service works on the ids (R11).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,6 +19,7 @@ from gradbus.tokenizer.chat_template import ChatTemplate
 from gradbus.tokenizer.control_tokens import ControlTokens
 from gradbus.tokenizer.errors import SHOWN, ModelFileError, cause_of
 from gradbus.tokenizer.grammar.turn_grammar import MARKERS, TurnGrammar, as_template_takes
+from gradbus.tokenizer.template_tools import TemplateTools, read_tools
 from gradbus.tokenizer.turns import ChatMessage, Extension, ParsedTurn, TurnSettings
 
 TOKENIZER: Final = "tokenizer.json"
@@ -81,32 +81,57 @@ class PromptEncoder:
         self._template_file = CHAT_TEMPLATE if (folder / CHAT_TEMPLATE).is_file() else _TOKENIZER_CONFIG
         report(TOKENIZER)
         self._tokenizer = _loaded(folder)
-        self._control = ControlTokens(self._tokenizer, MARKERS if turns else "")
+        self._is_agents = turns is not None and turns.is_agent
+        self._control = ControlTokens(self._tokenizer, MARKERS if turns else "", trusts_assistant=not self._is_agents)
         fast = self._tokenizer.is_fast and not self._tokenizer.clean_up_tokenization_spaces
         self._backend = self._tokenizer.backend_tokenizer if fast else None
         if limits.submitted_unix_ns is not None:
             _stop_clock(datetime.fromtimestamp(limits.submitted_unix_ns / 1e9, UTC))
         self.stop_token_ids = frozenset(limits.stop_token_ids) | _stop_ids(folder) | _as_ids(self._tokenizer.eos_token_id, TOKENIZER)
-        self._template = ChatTemplate(self._tokenizer, self._control, self._begin_template, json.loads(turns.tools_json) if turns else ())
+        self._template = ChatTemplate(self._tokenizer, self._control, self._begin_template, read_tools(turns.tools_json) if turns else ())
         self.grammar = TurnGrammar(self._tokenizer, self._control, self._template, self.stop_token_ids, turns) if turns else None
         """How turns follow each other, of a run with an environment."""
 
-    def encode_conversation(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
-        """Token ids `[P]` of messages with which an environment begins. Raises as `encode`, and ModelError without turns."""
-        where = "an environment's conversation"
-        if self._turn_grammar.is_plain:
-            return self._checked(self._turn_grammar.encode_text([message.content for message in messages]), where)
-        return self._prompt([as_template_takes(message) for message in messages], where)
+    def encode_conversation(self, messages: Sequence[ChatMessage], tools_json: str = "") -> tuple[int, ...]:
+        """Token ids `[P]` of messages with which an environment begins, or in which an agent asks, with `tools_json` if that is not empty.
 
-    def parse(self, drawn: Sequence[int], *, stopped: bool) -> ParsedTurn:
+        Raises as `encode`, and ModelError without turns. What the files cannot do with an agent's messages is a DatasetError; these may
+        be longer than the context.
+        """
+        grammar = self._turn_grammar
+        if not self._is_agents:
+            return self._checked(self._conversation(messages, None, "an environment's conversation"), "an environment's conversation")
+        where = "an agent's conversation"
+        try:
+            ids = self._conversation([grammar.as_text(message) for message in messages], tools_json, where)
+            return self._checked(ids, where, most=_MAX_PROMPT_TOKENS)
+        except ModelError as error:
+            raise DatasetError(error.text if isinstance(error, ModelFileError) else str(error)) from error
+
+    def _conversation(self, messages: Sequence[ChatMessage], tools_json: str | None, where: str) -> tuple[int, ...]:
+        grammar = self._turn_grammar
+        if grammar.is_plain:
+            return grammar.encode_plain(messages)
+        tools = grammar.tools_of(tools_json) if tools_json else None
+        return self._ids_of([as_template_takes(message) for message in messages], where, tools)
+
+    def parse(self, drawn: Sequence[int], *, stopped: bool, tools_json: str = "") -> ParsedTurn:
         """Text and calls of a turn. Raises ModelFileError when the tokenizer makes too much of it, and ModelError without turns."""
-        turn = self._turn_grammar.parse(drawn, stopped=stopped)
+        turn = self._turn_grammar.parse(drawn, stopped=stopped, tools_json=tools_json)
         _check_size(len(drawn), len(turn.text) + sum(len(call.name) + len(call.arguments_json) for call in turn.calls))
         return turn
 
     def extension(self, drawn: Sequence[int], messages: Sequence[ChatMessage]) -> Extension:
-        """The ids after a turn, of which the last id is enough. Raises ModelError for messages that the template does not take there."""
-        return self._turn_grammar.extension(drawn[-1] if drawn else None, messages)
+        """The ids after a turn, of which the last id is enough.
+
+        Raises ModelError for messages that the template does not take there; for an agent's, DatasetError.
+        """
+        try:
+            return self._turn_grammar.extension(drawn[-1] if drawn else None, messages)
+        except ModelError as error:
+            if self._is_agents:
+                raise DatasetError(str(error)) from error
+            raise
 
     @property
     def _turn_grammar(self) -> TurnGrammar:
@@ -127,18 +152,23 @@ class PromptEncoder:
             _check_text(prompt, where)
             ids = self._ids(prompt, where, special=True)
         else:
-            messages = _messages(prompt, where)
-            framed = self._template.are_spelled(messages)
-            # The template has written the special tokens.
-            ids = self._ids(self._template.rendered(messages, where, framed=framed), where, framed=framed)
+            ids = self._ids_of(prompt, where)
         return self._checked(ids, where)
 
-    def _checked(self, ids: tuple[int, ...], where: str) -> tuple[int, ...]:
+    def _ids_of(self, messages: object, where: str, tools: TemplateTools | None = None) -> tuple[int, ...]:
+        """The ids of messages by the chat template, which writes the special tokens too."""
+        checked = _messages(messages, where)
+        framed = self._template.are_spelled(checked, tools)
+        return self._ids(self._template.rendered(checked, where, framed=framed, tools=tools), where, framed=framed)
+
+    def _checked(self, ids: tuple[int, ...], where: str, most: int | None = None) -> tuple[int, ...]:
+        """`most` tokens, or as many as a run's prompt may have."""
         if not ids:
             raise DatasetError(f"{where} has an empty prompt; remove it")
-        if len(ids) > self.max_prompt_tokens:
+        if len(ids) > (most or self.max_prompt_tokens):
             raise DatasetError(
-                f"the prompt of {where} has {len(ids)} tokens, at most {self.max_prompt_tokens} fit; shorten it or lower max_new_tokens"
+                f"the prompt of {where} has {len(ids)} tokens, at most {most or self.max_prompt_tokens} fit; "
+                "shorten it or lower max_new_tokens"
             )
         self._check_known(ids)
         return ids

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Final, TypeVar
 
 from gradbus.errors import DatasetError, ModelError
 from gradbus.spec import RunSpec
@@ -18,7 +18,16 @@ from gradbus.tokenizer.errors import ModelFileError, TokenizerProcessError
 from gradbus.tokenizer.frames import Frame
 from gradbus.tokenizer.launcher import ForkServer
 from gradbus.tokenizer.process import ProcessLostError, TokenizerProcess
-from gradbus.tokenizer.turns import ChatMessage, Extension, ParsedCall, ParsedTurn, TurnAnswer, TurnSettings
+from gradbus.tokenizer.turns import (
+    ChatConversation,
+    ChatMessage,
+    DrawnTurn,
+    Extension,
+    ParsedCall,
+    ParsedTurn,
+    TurnAnswer,
+    TurnSettings,
+)
 
 _log = get_logger(__name__)
 _Item = TypeVar("_Item")
@@ -43,6 +52,8 @@ class _CallSize:
 
 _PROMPTS: Final = _CallSize(items=64, total=256 << 10)  # bytes of JSON
 _RESPONSES: Final = _CallSize(items=1024, total=16 << 10)  # tokens
+_TOKEN_BYTES: Final = 16
+_TURNS: Final = _CallSize(items=1024, total=_TOKEN_BYTES << 14)  # as many tokens as of responses, or bytes of tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,26 +139,28 @@ class Tokenizer:
             texts += reply.header["texts"]
         return texts
 
-    async def conversations(self, given: Sequence[Sequence[ChatMessage]]) -> list[tuple[int, ...]]:
-        """Token ids `[P]` of each conversation that an environment begins, up to where the policy draws.
+    async def conversations(self, given: Sequence[ChatConversation]) -> list[tuple[int, ...]]:
+        """Token ids `[P]` of each conversation that an environment begins, or in which an agent asks, up to where the policy draws.
 
         Raises DatasetError for messages that the chat template or the context does not take, and ModelError for files that fail on them.
+        Those of an agent may be longer than the context, and what files cannot do with them is a DatasetError.
         """
         encoded: list[tuple[int, ...]] = []
-        for part in _parts([_as_lists(messages) for messages in given], _json_bytes, _PROMPTS):
+        for part in _parts([(_as_lists(one.messages), one.tools_json) for one in given], _json_bytes, _PROMPTS):
             request = Frame({"converse": part})
             reply = await _repeated(partial(self._request, request), "a conversation cannot be encoded")
             encoded += reply.sequences()
         return encoded
 
-    async def parse(self, turns: Sequence[Sequence[int]], finishes: Sequence[Literal["stop", "length"]]) -> list[ParsedTurn]:
+    async def parse(self, turns: Sequence[DrawnTurn]) -> list[ParsedTurn]:
         """Text and calls of turns that the policy drew; nothing is a call in one that ended by "length".
 
         Raises ModelError for a tokenizer that fails on one.
         """
         parsed: list[ParsedTurn] = []
-        for part in _parts(list(zip(turns, finishes, strict=True)), _drawn_tokens, _RESPONSES):
-            request = Frame.of_sequences({"parse": [finish for _, finish in part]}, [drawn for drawn, _ in part])
+        for part in _parts(turns, _drawn_size, _TURNS):
+            header = {"parse": [turn.finish for turn in part], "tools": [turn.tools_json for turn in part]}
+            request = Frame.of_sequences(header, [turn.token_ids for turn in part])
             reply = await _repeated(partial(self._request, request), "turns cannot be parsed")
             parsed += [ParsedTurn(text, tuple(ParsedCall(*call) for call in calls)) for text, calls in reply.header["turns"]]
         return parsed
@@ -266,16 +279,16 @@ def _bytes(given: NumberedPrompt) -> int:
     return _json_bytes([given.prompt, *given.responses])
 
 
-def _as_lists(messages: Sequence[ChatMessage]) -> list[list[str]]:
-    return [[message.role, message.content, message.call_id, message.name] for message in messages]
+def _as_lists(messages: Sequence[ChatMessage]) -> list[tuple[object, ...]]:
+    return [(message.role, message.content, message.call_id, message.name, [*map(astuple, message.calls)]) for message in messages]
 
 
 def _json_bytes(given: object) -> int:
     return len(json.dumps(given))
 
 
-def _drawn_tokens(given: tuple[Sequence[int], object]) -> int:
-    return len(given[0])
+def _drawn_size(given: DrawnTurn) -> int:
+    return _TOKEN_BYTES * len(given.token_ids) + len(given.tools_json)
 
 
 def _parts(items: Sequence[_Item], size_of: Callable[[_Item], int], call: _CallSize) -> Iterator[Sequence[_Item]]:

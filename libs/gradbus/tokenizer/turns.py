@@ -14,6 +14,16 @@ Author = Literal["policy", "frame", "tool", "user", "close"]
 
 
 @dataclass(frozen=True, slots=True)
+class ChatCall:
+    """A call in a conversation's history."""
+
+    name: str
+    arguments_json: str
+    """As it was drawn; a text that is no JSON object stays a text."""
+    call_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ChatMessage:
     """A message of a conversation, as a chat template takes it."""
 
@@ -23,6 +33,17 @@ class ChatMessage:
     """Of a tool's result: the call that it answers."""
     name: str = ""
     """Of a tool's result: the tool."""
+    calls: tuple[ChatCall, ...] = ()
+    """Of the assistant."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatConversation:
+    """A conversation up to where the policy draws."""
+
+    messages: Sequence[ChatMessage]
+    tools_json: str = ""
+    """Its tools, as those of TurnSettings; empty: these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +56,20 @@ class TurnSettings:
     """None: found from the chat template."""
     result_tokens: int = 1024
     """Of one message that follows a turn; of a longer one the beginning and the end are kept."""
+    is_agent: bool = False
+    """Conversations are those of an agent: each may bring tools, may be as long as the context, and what it gives as the assistant's
+    words need not be the policy's."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnTurn:
+    """A turn of the policy, before it is parsed."""
+
+    token_ids: Sequence[int]
+    """`[T]`."""
+    finish: Literal["stop", "length"]
+    tools_json: str = ""
+    """Of its conversation."""
 
 
 @dataclass(frozen=True, slots=True)

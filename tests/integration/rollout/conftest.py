@@ -6,19 +6,33 @@ import json
 import secrets
 from dataclasses import dataclass, field
 
+import grpc
 import pytest
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer as RawTokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from gradbus.bus import Buckets, Bus, EventLog
-from gradbus.control.runs import RunRecord
+from gradbus.control.runs import RunRecord, WorkerPresence
 from gradbus.objects import ObjectStore
+from gradbus.rpc import open_channel
 from gradbus.spec import RunSpec
+from gradbus.tokenizer.encoder import PromptLimits
+from gradbus.tokenizer.tokenizer import Deadlines, Tokenizer
+from gradbus.v1.environment_service_pb2_grpc import EnvironmentServiceStub, add_EnvironmentServiceServicer_to_server
+from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
+from gradbus_rollout.episodes.attempt import PlayerParts
+from gradbus_rollout.episodes.codec import TurnCodec
+from gradbus_rollout.episodes.environment import EnvironmentClient, RunEnvironment
+from gradbus_rollout.episodes.episode import EpisodeLimits
+from gradbus_rollout.episodes.sampler import EpisodeSampler
+from gradbus_rollout.tasks.generation_traces import TaskTimes
+from gradbus_rollout.tasks.prompts import PromptTable
+from gradbus_rollout.tasks.sampler import PromptTables
 from gradbus_trainer.tensors.export import export_version
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
 from gradbus_trainer.tensors.scratch import Scratch
@@ -28,6 +42,8 @@ from gradbus_trainer.versions.writer import VersionWriter
 
 LETTERS = "abcdefghij"
 NEW_TOKENS = 6
+STOPS = frozenset({1, 3, 4, 5, 6, 7})
+PROMPTS = b'{"prompt": "abc", "item": {"answer": "d"}}\n{"prompt": "jihgf", "item": {"answer": "e"}}\n'
 
 
 async def until(condition):
@@ -60,7 +76,7 @@ def model_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
     make_model(0).save_pretrained(folder)
     words = ["<pad>", "<eos>", "<unk>", *LETTERS]
-    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer = RawTokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = Split("", "isolated")
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>").save_pretrained(folder)
     return folder
@@ -125,3 +141,48 @@ def new_record(bus, run_id):
         return record
 
     return make
+
+
+@pytest.fixture
+async def episode_engine(model_folder):
+    engine = TorchEngine.from_folder(model_folder, TorchEngineConfig(slots=8, max_new_tokens=NEW_TOKENS, stop_token_ids=STOPS))
+    await engine.load([model_folder / "model.safetensors"], 4)
+    yield engine
+    await engine.close()
+
+
+@pytest.fixture
+def play(episode_engine, fork_server, model_folder, run_id):
+    """Samples groups 0 and 1 in a world; returns them and the worker's presence."""
+
+    async def sampled(world, kind=TaskKind.TASK_KIND_TRAIN, presence=None, reward=None, **environment):
+        body = {"name": "test", "model": {"path": "m"}, "data": {"train": "t"}, "schedule": {"steps": 10}}
+        source = {} if "agent" in environment else {"service": "http://127.0.0.1:1/"}
+        body |= {"environment": source | environment}
+        body |= {"rollout": {"slots": 8, "group_size": 3, "max_new_tokens": NEW_TOKENS, "stop_token_ids": sorted(STOPS)}}
+        body |= {"reward": reward} if reward else {}
+        record = RunRecord(run_id=run_id, spec=RunSpec.model_validate(body), created_unix_ns=1)
+        server = grpc.aio.server()
+        add_EnvironmentServiceServicer_to_server(world, server)
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        await server.start()
+        channel = open_channel(address)
+        presence = presence or WorkerPresence(worker="worker", role="rollout", incarnation="1")
+        client = EnvironmentClient(EnvironmentServiceStub(channel), address, record, presence)
+        described = RunEnvironment(record.spec.environment, client, await client.describe())
+        limits = PromptLimits(NEW_TOKENS, stop_token_ids=tuple(STOPS))
+        tokenizer = await Tokenizer.open(fork_server, model_folder, limits, Deadlines(load=60, call=60), described.turn_settings)
+        try:
+            table = await PromptTable.open(tokenizer, PROMPTS)
+            parts = PlayerParts(
+                episode_engine, TurnCodec(tokenizer), client, EpisodeLimits.of(record.spec, described.section, tokenizer.context_length)
+            )
+            sampler = EpisodeSampler(record, parts, PromptTables(table, None), described.description)
+            task = Task(task_id="t", kind=kind, version=4, groups=[GroupTask(index=index, row=index) for index in (0, 1)])
+            return await sampler.sample(task, TaskTimes(received=1))
+        finally:
+            await tokenizer.close()
+            await channel.close()
+            await server.stop(None)
+
+    return sampled

@@ -3,17 +3,12 @@
 import asyncio
 from dataclasses import dataclass, field
 
-import grpc
 import numpy as np
 import pytest
 
-from gradbus.control.runs import RunRecord, WorkerPresence
+from gradbus.control.runs import WorkerPresence
 from gradbus.errors import EnvironmentFaultError
 from gradbus.ids import environment_seed, sample_seed, turn_seed
-from gradbus.rpc import open_channel
-from gradbus.spec import RunSpec
-from gradbus.tokenizer.encoder import PromptLimits
-from gradbus.tokenizer.tokenizer import Deadlines, Tokenizer
 from gradbus.v1.environment_service_pb2 import (
     ENVIRONMENT_STATUS_ERROR,
     ENVIRONMENT_STATUS_INVALID,
@@ -26,28 +21,14 @@ from gradbus.v1.environment_service_pb2 import (
 )
 from gradbus.v1.environment_service_pb2_grpc import (
     EnvironmentServiceServicer,
-    EnvironmentServiceStub,
-    add_EnvironmentServiceServicer_to_server,
 )
 from gradbus.v1.episode_pb2 import END_REASON_LENGTH, EndReason, Message
 from gradbus.v1.reward_pb2 import REWARD_STATUS_INVALID, REWARD_STATUS_OK
 from gradbus.v1.sample_pb2 import FINISH_REASON_STOP, SPAN_KIND_POLICY, SPAN_KIND_USER
-from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
+from gradbus.v1.task_pb2 import TaskKind
 from gradbus_rollout.engines.base import PromptGroup
-from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
-from gradbus_rollout.episodes.attempt import PlayerParts
-from gradbus_rollout.episodes.codec import TurnCodec
-from gradbus_rollout.episodes.environment import EnvironmentClient, RunEnvironment
-from gradbus_rollout.episodes.episode import EpisodeLimits
-from gradbus_rollout.episodes.sampler import EpisodeSampler
-from gradbus_rollout.tasks.generation_traces import TaskTimes
-from gradbus_rollout.tasks.prompts import PromptTable
-from gradbus_rollout.tasks.sampler import PromptTables
 
 from .conftest import NEW_TOKENS
-
-STOPS = frozenset({1, 3, 4, 5, 6, 7})
-PROMPTS = b'{"prompt": "abc", "item": {"answer": "d"}}\n{"prompt": "jihgf", "item": {"answer": "e"}}\n'
 
 
 @dataclass
@@ -95,50 +76,6 @@ class World(EnvironmentServiceServicer):
         return CloseResponse()
 
 
-@pytest.fixture
-async def engine(model_folder):
-    engine = TorchEngine.from_folder(model_folder, TorchEngineConfig(slots=8, max_new_tokens=NEW_TOKENS, stop_token_ids=STOPS))
-    await engine.load([model_folder / "model.safetensors"], 4)
-    yield engine
-    await engine.close()
-
-
-@pytest.fixture
-def play(engine, fork_server, model_folder, run_id):
-    """Samples groups 0 and 1 in a world; returns them and the worker's presence."""
-
-    async def sampled(world, kind=TaskKind.TASK_KIND_TRAIN, presence=None, reward=None, **environment):
-        body = {"name": "test", "model": {"path": "m"}, "data": {"train": "t"}, "schedule": {"steps": 10}}
-        body |= {"environment": {"service": "http://127.0.0.1:1/", **environment}}
-        body |= {"rollout": {"slots": 8, "group_size": 3, "max_new_tokens": NEW_TOKENS, "stop_token_ids": sorted(STOPS)}}
-        body |= {"reward": reward} if reward else {}
-        record = RunRecord(run_id=run_id, spec=RunSpec.model_validate(body), created_unix_ns=1)
-        server = grpc.aio.server()
-        add_EnvironmentServiceServicer_to_server(world, server)
-        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-        await server.start()
-        channel = open_channel(address)
-        presence = presence or WorkerPresence(worker="worker", role="rollout", incarnation="1")
-        client = EnvironmentClient(EnvironmentServiceStub(channel), address, record, presence)
-        described = RunEnvironment(record.spec.environment, client, await client.describe())
-        limits = PromptLimits(NEW_TOKENS, stop_token_ids=tuple(STOPS))
-        tokenizer = await Tokenizer.open(fork_server, model_folder, limits, Deadlines(load=60, call=60), described.turn_settings)
-        try:
-            table = await PromptTable.open(tokenizer, PROMPTS)
-            parts = PlayerParts(
-                engine, TurnCodec(tokenizer), client, EpisodeLimits.of(record.spec, described.section, tokenizer.context_length)
-            )
-            sampler = EpisodeSampler(record, parts, PromptTables(table, None), described.description)
-            task = Task(task_id="t", kind=kind, version=4, groups=[GroupTask(index=index, row=index) for index in (0, 1)])
-            return await sampler.sample(task, TaskTimes(received=1))
-        finally:
-            await tokenizer.close()
-            await channel.close()
-            await server.stop(None)
-
-    return sampled
-
-
 def ends(groups):
     return [EndReason.Name(sample.episode.end_reason).removeprefix("END_REASON_") for group in groups for sample in group.samples]
 
@@ -178,7 +115,7 @@ async def test_an_episode_is_one_sample_of_drawn_turns_and_what_was_said_between
     assert sorted(world.closed) == sorted(world.known), "every session is closed"
 
 
-async def test_each_turn_is_drawn_from_all_tokens_before_it(play, engine):
+async def test_each_turn_is_drawn_from_all_tokens_before_it(play, episode_engine):
     """What the engine gives for prompt and tokens so far is what the sample holds."""
 
     group = (await play(World()))[0]
@@ -186,7 +123,7 @@ async def test_each_turn_is_drawn_from_all_tokens_before_it(play, engine):
     for sample in group.samples:
         ids = tuple(np.frombuffer(sample.token_ids, "<i4").tolist())
         for turn in sample.episode.turns:
-            (drawn,) = await engine.generate([PromptGroup("again", prompt + ids[: turn.start], (turn.seed,))])
+            (drawn,) = await episode_engine.generate([PromptGroup("again", prompt + ids[: turn.start], (turn.seed,))])
             assert drawn.completions[0].token_ids == ids[turn.start : turn.end]
             assert drawn.completions[0].logprobs == sample.logprobs[4 * turn.start : 4 * turn.end]
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
 from gradbus.errors import DatasetError, ModelError
+from gradbus.strict_json import parse_json
 from gradbus.tokenizer.chat_template import ChatTemplate
 from gradbus.tokenizer.control_tokens import ControlTokens
 from gradbus.tokenizer.grammar.detection import PARSERS, parser_of
 from gradbus.tokenizer.grammar.extension import Extender
-from gradbus.tokenizer.grammar.parsers.codec import Tools
+from gradbus.tokenizer.grammar.parsers.codec import Parser, Tools
+from gradbus.tokenizer.grammar.parsers.plain import written_call
 from gradbus.tokenizer.grammar.probe import NoFrameError, TemplateProbe
 from gradbus.tokenizer.grammar.template_frames import TemplateFrames
-from gradbus.tokenizer.turns import ChatMessage, Extension, ParsedTurn, TurnSettings
+from gradbus.tokenizer.template_tools import TemplateTools, read_tools
+from gradbus.tokenizer.turns import ChatCall, ChatMessage, Extension, ParsedTurn, TurnSettings
 
 if TYPE_CHECKING:
     from gradbus.spec.sections import ToolParser
@@ -23,6 +26,10 @@ if TYPE_CHECKING:
 _PROBE: Final = "a probe"
 MARKERS: Final = "<tool_call></tool_call><tool_response></tool_response><think></think>"
 """Added tokens that are never content, whether a template writes them or not."""
+_STUB: Final = '[{"name":"f","description":"f","parameters":{"type":"object","properties":{"x":{"type":"string"}}}}]'
+"""A tool for the probe of an agent's run, whose conversations bring theirs later."""
+_MOST_READERS: Final = 64
+"""Lists of tools for which a parser is kept; an agent that takes others each turn has them made again."""
 
 
 class TurnGrammar:
@@ -38,28 +45,47 @@ class TurnGrammar:
         self._control = control
         self._template = template
         self._stop_ids = stop_ids
-        tools = json.loads(settings.tools_json)
-        self._has_tools = bool(tools)
+        self._own_tools = settings.tools_json
+        probed = read_tools(settings.tools_json) or (read_tools(_STUB) if settings.is_agent else [])
+        self._has_tools = bool(probed)
+        self._probed_tools = template.tools_of(probed)
         self.is_plain = settings.parser == "plain" or not template.exists
         """Whether there are no frames: what a message says is all that it writes."""
         frames = TemplateFrames() if self.is_plain else self._probed()
-        codec = _TokenizerCodec(tokenizer)
-        self.parser: ToolParser = settings.parser or self._detected(frames, codec)
+        self._codec = _TokenizerCodec(tokenizer)
+        self.parser: ToolParser = settings.parser or self._detected(frames, self._codec)
         """How calls are read."""
-        self._read = PARSERS[self.parser](codec, Tools.of(tools))
+        self._reader = lru_cache(_MOST_READERS)(self._reader_of)
         ends = {token for token in stop_ids if not frames.end or self._is_control(token) or not self._spells_control(frames.end)}
         self._extender = Extender(frames, control, ends, settings.result_tokens)
 
-    def encode_text(self, texts: Sequence[str]) -> tuple[int, ...]:
+    def encode_plain(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """Token ids `[P]` of messages without frames, one after the other, which are text alone."""
-        return tuple(self._control.encoding("".join(map(self._control.as_text, texts)), special=True).ids)
+        return tuple(self._control.encoding("".join(self._control.as_text(_plain(message)) for message in messages), special=True).ids)
 
-    def parse(self, drawn: Sequence[int], *, stopped: bool) -> ParsedTurn:
-        """Text and calls of a turn; nothing is a call in one that was cut off, nor in a run without tools."""
+    def parse(self, drawn: Sequence[int], *, stopped: bool, tools_json: str = "") -> ParsedTurn:
+        """Text and calls of a turn; nothing is a call in one that was cut off, nor in a conversation without tools.
+
+        `tools_json` are the tools of its conversation; empty: those of the run. Raises DatasetError for tools that are none.
+        """
         said = drawn[:-1] if stopped and drawn and self._is_end(drawn[-1]) else drawn
-        if stopped and self._has_tools:
-            return self._read(said)
-        return ParsedTurn(self._tokenizer.decode(list(said), skip_special_tokens=True))
+        read = self._reader(tools_json or self._own_tools) if stopped else None
+        return ParsedTurn(self._tokenizer.decode(list(said), skip_special_tokens=True)) if read is None else read(said)
+
+    def _reader_of(self, tools_json: str) -> Parser | None:
+        """What reads calls of these tools; None if there are none."""
+        tools = read_tools(tools_json)
+        return PARSERS[self.parser](self._codec, Tools.of(tools)) if tools else None
+
+    def tools_of(self, tools_json: str) -> TemplateTools:
+        """The tools that a conversation brings, as text alone. Raises DatasetError for tools that are none."""
+        return self._template.tools_of(self._control.as_texts(read_tools(tools_json)))
+
+    def as_text(self, message: ChatMessage) -> ChatMessage:
+        """The message without characters that would stand for control tokens: whoever made it may have them from the policy."""
+        clean = self._control.as_text
+        calls = tuple(ChatCall(*map(clean, (call.name, call.arguments_json, call.call_id))) for call in message.calls)
+        return ChatMessage(message.role, clean(message.content), clean(message.call_id), clean(message.name), calls)
 
     def extension(self, last_drawn: int | None, messages: Sequence[ChatMessage]) -> Extension:
         """The ids after a turn whose last id is `last_drawn`. Raises ModelError for messages that the template does not take."""
@@ -69,7 +95,7 @@ class TurnGrammar:
         def rendering(messages: list[dict[str, Any]], *, generation_prompt: bool = True, tools: bool = True) -> str:
             if not tools:
                 return self._template.without_tools(messages, _PROBE)
-            return self._template.rendered(messages, _PROBE, framed=False, generation_prompt=generation_prompt)
+            return self._template.rendered(messages, _PROBE, framed=False, generation_prompt=generation_prompt, tools=self._probed_tools)
 
         ends = [str(self._tokenizer.decode([token])) for token in sorted(self._stop_ids)]
         try:
@@ -114,7 +140,21 @@ class _TokenizerCodec:
         return self._added.get(token)
 
 
-def as_template_takes(message: ChatMessage) -> dict[str, str]:
+def _plain(message: ChatMessage) -> str:
+    return message.content + "".join(written_call(call.name, call.arguments_json) for call in message.calls)
+
+
+def as_template_takes(message: ChatMessage) -> dict[str, Any]:
     """The message for a chat template."""
-    more = {"name": message.name, "tool_call_id": message.call_id}
+    more: dict[str, Any] = {"name": message.name, "tool_call_id": message.call_id, "tool_calls": [*map(_call, message.calls)]}
     return {"role": message.role, "content": message.content} | {key: value for key, value in more.items() if value}
+
+
+def _call(call: ChatCall) -> dict[str, Any]:
+    """The call in OpenAI's form, with arguments as an object where they are one: not every template takes a text."""
+    try:
+        arguments = parse_json(call.arguments_json.encode())
+    except ValueError:
+        arguments = None
+    function = {"name": call.name, "arguments": arguments if isinstance(arguments, dict) else call.arguments_json}
+    return {"id": call.call_id, "type": "function", "function": function}

@@ -148,4 +148,5 @@ class RunEnvironment:
             {"name": tool.name, "description": tool.description, "parameters": json.loads(tool.parameters_json)}
             for tool in self.description.tools
         ]
-        return TurnSettings(json.dumps(tools, ensure_ascii=False), self.section.tool_parser, self.section.tool_result_tokens)
+        section, tools_json = self.section, json.dumps(tools, ensure_ascii=False)
+        return TurnSettings(tools_json, section.tool_parser, section.tool_result_tokens, is_agent=section.agent is not None)

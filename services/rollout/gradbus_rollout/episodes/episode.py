@@ -8,7 +8,7 @@ from typing import Final
 from gradbus.spec import EnvironmentSpec, RunSpec
 from gradbus.v1.episode_pb2 import END_REASON_CONTEXT, END_REASON_LENGTH, END_REASON_MAX_TOKENS, EndReason
 from gradbus.v1.reward_pb2 import SampleReward
-from gradbus_rollout.episodes.transcript import Transcript
+from gradbus_rollout.episodes.transcript import TokenSequence, Transcript
 
 _CUT_OFF: Final = frozenset({END_REASON_LENGTH, END_REASON_MAX_TOKENS, END_REASON_CONTEXT})
 
@@ -35,10 +35,18 @@ class PlayedEpisode:
     """An episode that is over."""
 
     prompt_ids: tuple[int, ...]
+    """`[P]`, with which it began."""
     transcript: Transcript
     end: EndReason
     outcome: SampleReward
     attempt: int = 0
+
+    def sequences_after(self, prompt_ids: tuple[int, ...]) -> tuple[TokenSequence, list[TokenSequence]]:
+        """Its sequence after the group's prompt, which is empty if it began with another one, and all others."""
+        sequences = self.transcript.sequences
+        if sequences and sequences[0].prompt_ids == prompt_ids:
+            return sequences[0], sequences[1:]
+        return TokenSequence(prompt_ids), sequences
 
     @property
     def is_cut_off(self) -> bool:
@@ -57,6 +65,11 @@ class EpisodeLimits:
     context_length: int
     has_scorer: bool
     """Whether a scorer's reward is added, so that the environment need not give one."""
+
+    @property
+    def is_agents(self) -> bool:
+        """Whether an agent asks for the turns, in any order and in many conversations."""
+        return self.environment.agent is not None
 
     @classmethod
     def of(cls, spec: RunSpec, environment: EnvironmentSpec, context_length: int) -> EpisodeLimits:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from gradbus import crash_points
@@ -15,14 +15,15 @@ from gradbus.formats.tokens import pack_ids, unpack_ids
 from gradbus.ids import environment_seed, sample_id
 from gradbus.telemetry import under
 from gradbus.v1.environment_service_pb2 import DescribeResponse
-from gradbus.v1.episode_pb2 import Episode
+from gradbus.v1.episode_pb2 import Episode, Turn
 from gradbus.v1.group_pb2 import Group
-from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP
+from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Fork
 from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
 from gradbus_rollout.engines.base import Completion, GroupCompletion, PromptGroup
 from gradbus_rollout.episodes.attempt import PlayerParts
 from gradbus_rollout.episodes.episode import EpisodeStart, PlayedEpisode
 from gradbus_rollout.episodes.player import EpisodePlayer
+from gradbus_rollout.episodes.transcript import TokenSequence
 from gradbus_rollout.run_faults import fatal_for_run
 from gradbus_rollout.tasks.generation_traces import TaskTimes, first_trace
 from gradbus_rollout.tasks.sampler import GroupHeaders, PromptTables
@@ -44,6 +45,7 @@ class EpisodeSampler:
         self._description = description
         self._player = EpisodePlayer(parts, _EPISODES_PER_SLOT * record.spec.rollout.slots)
         self._headers = GroupHeaders(record.run_id, self._presence, parts.engine)
+        self._is_agents = parts.limits.is_agents
 
     async def sample(self, task: Task, times: TaskTimes) -> list[Group]:
         """See `TaskSampler.sample`."""
@@ -92,10 +94,13 @@ class EpisodeSampler:
         return await gather_or_cancel([self._player.play(start) for start in starts])
 
     def _filled(self, header: Group, prompt: PromptGroup, episodes: Sequence[PlayedEpisode]) -> Group:
-        """The group with its samples. Raises EnvironmentFaultError if their conversations begin differently."""
+        """The group with its samples.
+
+        Raises EnvironmentFaultError if their conversations begin differently. Those of an agent may: the group has the first one's prompt.
+        """
         begun = [episode for episode in episodes if episode.transcript.turns] or episodes
         prompt_ids = begun[0].prompt_ids
-        if any(episode.prompt_ids != prompt_ids for episode in begun):
+        if not self._is_agents and any(episode.prompt_ids != prompt_ids for episode in begun):
             raise EnvironmentFaultError(
                 f"the environment begins the episodes of group {header.index} with different messages, and their rewards could not be "
                 "compared; derive the first messages from `item` and `seed`, which are the same for a group"
@@ -103,17 +108,19 @@ class EpisodeSampler:
         header.prompt_ids = pack_ids(prompt_ids)
         for n, (seed, played) in enumerate(zip(prompt.seeds, episodes, strict=True)):
             transcript = played.transcript
+            own, forks = played.sequences_after(prompt_ids)
             header.samples.add(
                 sample_id=sample_id(header.index, n),
                 n=n,
                 seed=seed,
-                token_ids=pack_ids(transcript.token_ids),
-                logprobs=bytes(transcript.logprobs),
-                spans=transcript.spans,
+                token_ids=pack_ids(own.token_ids),
+                logprobs=bytes(own.logprobs),
+                spans=own.spans,
+                forks=map(_fork, forks),
                 finish_reason=FINISH_REASON_LENGTH if played.is_cut_off else FINISH_REASON_STOP,
                 text="\n".join(turn.text for turn in transcript.turns),
                 episode=Episode(
-                    turns=transcript.turns,
+                    turns=_numbered(transcript.turns, first=0 if own.token_ids else 1),
                     end_reason=played.end,
                     outcome=played.outcome,
                     environment_digest=self._description.digest,
@@ -128,6 +135,22 @@ class EpisodeSampler:
         return header
 
 
+def _fork(sequence: TokenSequence) -> Fork:
+    return Fork(
+        prompt_ids=pack_ids(sequence.prompt_ids),
+        token_ids=pack_ids(sequence.token_ids),
+        logprobs=bytes(sequence.logprobs),
+        spans=sequence.spans,
+    )
+
+
+def _numbered(turns: Sequence[Turn], first: int) -> Iterator[Turn]:
+    """The turns, if the transcript's first sequence has this number in the sample."""
+    for turn in turns:
+        turn.sequence += first
+        yield turn
+
+
 def _completions(key: str, episodes: Sequence[PlayedEpisode]) -> GroupCompletion:
     """The episodes as the engine's samples, for their traces: from the first token drawn to the last."""
     return GroupCompletion(key, tuple(_completion(episode) for episode in episodes))
@@ -136,4 +159,5 @@ def _completions(key: str, episodes: Sequence[PlayedEpisode]) -> GroupCompletion
 def _completion(episode: PlayedEpisode) -> Completion:
     transcript = episode.transcript
     times = (transcript.began, transcript.ended) if transcript.began else None
-    return Completion(tuple(transcript.token_ids), b"", (), "length" if episode.is_cut_off else "stop", times)
+    ids = tuple(token for sequence in transcript.sequences for token in sequence.token_ids)
+    return Completion(ids, b"", (), "length" if episode.is_cut_off else "stop", times)

@@ -31,13 +31,54 @@ _NO_LOGPROB: Final = bytes(4)
 
 
 @dataclass(slots=True)
-class Transcript:
-    """The tokens after the prompt. They are only ever appended to, so a drawn token keeps its place and its log-probability."""
+class TokenSequence:
+    """A prompt and the tokens after it. They are only ever appended to, so a drawn token keeps its place and its log-probability."""
 
+    prompt_ids: tuple[int, ...]
+    """`[P]`"""
+    tools_json: str = ""
+    """The tools that its conversation brings; empty: those of the run."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: bytearray = field(default_factory=bytearray)
     """float32, `[T]`."""
     spans: list[Span] = field(default_factory=list)
+
+    @property
+    def context(self) -> tuple[int, ...]:
+        """All of its ids `[P + T]`."""
+        return (*self.prompt_ids, *self.token_ids)
+
+    def __len__(self) -> int:
+        """Tokens with the prompt's."""
+        return len(self.prompt_ids) + len(self.token_ids)
+
+    def draw(self, completion: Completion, number: int) -> None:
+        """Appends the policy's turn `number` of the episode."""
+        start = len(self.token_ids)
+        for span in completion.spans:
+            self._add_span((start + span.start, start + span.end), "policy", span.version, number)
+        self.token_ids.extend(completion.token_ids)
+        self.logprobs.extend(completion.logprobs)
+
+    def extend(self, extension: Extension, number: int) -> None:
+        """Appends what follows turn `number`, its newest one."""
+        start, version = len(self.token_ids), self.spans[-1].version if self.spans else 0
+        for begin, end, author in extension.spans:
+            self._add_span((start + begin, start + end), author, version, number)
+        self.token_ids.extend(extension.token_ids)
+        self.logprobs.extend(_NO_LOGPROB * len(extension.token_ids))
+
+    def _add_span(self, at: tuple[int, int], author: Author, version: int, turn: int) -> None:
+        start, end = at
+        self.spans.append(Span(start=start, end=end, version=version, trainable=author == "policy", kind=_KINDS[author], turn=turn))
+
+
+@dataclass(slots=True)
+class Transcript:
+    """All turns of an episode, and the sequences that they are in. Most episodes have one."""
+
+    sequences: list[TokenSequence] = field(default_factory=list)
+    """Each has a turn."""
     turns: list[Turn] = field(default_factory=list)
     began: int = 0
     """When it drew its first token, in nanoseconds since 1970; 0 if the engine does not know."""
@@ -48,29 +89,36 @@ class Transcript:
         """Number of tokens that the policy drew."""
         return sum(turn.end - turn.start for turn in self.turns)
 
-    def draw(self, completion: Completion, seed: int) -> Turn:
-        """Appends a turn of the policy, without its text."""
-        start = len(self.token_ids)
-        turn = Turn(start=start, end=start + len(completion.token_ids), seed=seed, finish=completion.finish)
-        for span in completion.spans:
-            self._add_span(start + span.start, start + span.end, span.version, "policy", trainable=True)
-        self.token_ids.extend(completion.token_ids)
-        self.logprobs.extend(completion.logprobs)
+    def draw(self, sequence: TokenSequence, completion: Completion, seed: int) -> Turn:
+        """Appends a turn of the policy, without its text, to a sequence: the newest one, an older one or a new one."""
+        place = next((at for at, known in enumerate(self.sequences) if known is sequence), len(self.sequences))
+        if place == len(self.sequences):
+            self.sequences.append(sequence)
+        start = len(sequence.token_ids)
+        sequence.draw(completion, len(self.turns))
+        turn = Turn(start=start, end=len(sequence.token_ids), seed=seed, finish=completion.finish, sequence=place)
         self.turns.append(turn)
         self._mark(completion.times)
         return turn
 
-    def extend(self, extension: Extension) -> None:
-        """Appends what follows the newest turn of the policy."""
-        start, version = len(self.token_ids), self.spans[-1].version if self.spans else 0
-        for begin, end, author in extension.spans:
-            self._add_span(start + begin, start + end, version, author, trainable=False)
-        self.token_ids.extend(extension.token_ids)
-        self.logprobs.extend(_NO_LOGPROB * len(extension.token_ids))
+    def extended(self, number: int, extension: Extension) -> TokenSequence:
+        """The sequence in which the policy goes on after turn `number`: that turn's own, unless something follows it there already."""
+        turn = self.turns[number]
+        sequence = self.sequences[turn.sequence]
+        if turn.end == len(sequence.token_ids):
+            sequence.extend(extension, number)
+            return sequence
+        before = (*sequence.prompt_ids, *sequence.token_ids[: turn.end])
+        return TokenSequence((*before, *extension.token_ids), sequence.tools_json)
 
-    def _add_span(self, start: int, end: int, version: int, author: Author, *, trainable: bool) -> None:
-        turn = max(0, len(self.turns) - (0 if trainable else 1))
-        self.spans.append(Span(start=start, end=end, version=version, trainable=trainable, kind=_KINDS[author], turn=turn))
+    def drawn_in(self, turn: Turn) -> tuple[int, ...]:
+        """The ids `[T]` of a turn."""
+        return tuple(self.sequences[turn.sequence].token_ids[turn.start : turn.end])
+
+    def tokens_before(self, number: int) -> int:
+        """Tokens of the context up to the end of turn `number`."""
+        turn = self.turns[number]
+        return len(self.sequences[turn.sequence].prompt_ids) + turn.end
 
     def _mark(self, times: Interval | None) -> None:
         if times is not None:

@@ -11,7 +11,7 @@ from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
 
 from gradbus.tokenizer.encoder import PromptEncoder, PromptLimits
-from gradbus.tokenizer.turns import ChatMessage, ParsedCall, ParsedTurn
+from gradbus.tokenizer.turns import ChatCall, ChatMessage, ParsedCall, ParsedTurn
 
 WORDS = ["<pad>", "<eos>", "<unk>", *string.ascii_lowercase, *string.digits, *'(),=*<>"_.[]{}: -']
 EOS = 1
@@ -46,6 +46,12 @@ def call(name, arguments, status="ok"):
 def test_a_conversation_is_what_its_messages_say(encoder):
     messages = [ChatMessage("system", "ab"), ChatMessage("user", "12*3=")]
     assert encoder.encode_conversation(messages) == ids_of("ab12*3=")
+
+
+def test_a_call_in_a_history_is_written_as_it_is_read(encoder):
+    calls = (ChatCall("mul", '{"b": 2, "a": "x"}', "c0.0"), ChatCall("mul", "[1]"), ChatCall("", "mul(1", "c0.1"))
+    messages = [ChatMessage("user", "q"), ChatMessage("assistant", "so:", calls=calls), ChatMessage("tool", "6", "c0.0", "mul")]
+    assert encoder.encode_conversation(messages) == ids_of('qso:mul(2, "x")mul([1])mul(16')
 
 
 def test_nothing_is_inserted_between_a_turn_and_what_follows(encoder):

@@ -11,7 +11,7 @@ from gradbus.errors import DatasetError, ModelError
 from gradbus.tokenizer.encoder import PromptLimits
 from gradbus.tokenizer.errors import ModelFileError
 from gradbus.tokenizer.tokenizer import Deadlines, NumberedPrompt, Tokenizer
-from gradbus.tokenizer.turns import ChatMessage, TurnAnswer
+from gradbus.tokenizer.turns import ChatCall, ChatConversation, ChatMessage, DrawnTurn, TurnAnswer
 
 DEADLINES = Deadlines(load=60, call=60)
 CALL = '<tool_call>\n{"name": "mul", "arguments": {"a": 2,"b":3}}\n</tool_call><|im_end|>'
@@ -31,16 +31,31 @@ def runner(fork_server, families, turn_settings):
 
 def test_its_answers_are_those_of_an_encoder_in_this_process(runner, families):
     run, tokenizer = runner
-    family, begins = families("qwen"), [[ChatMessage("user", "hi" * n)] for n in range(1, 200)]
-    assert run(tokenizer.conversations(begins)) == [family.encoder.encode_conversation(messages) for messages in begins]
+    family, begins = families("qwen"), [ChatConversation([ChatMessage("user", "hi" * n)]) for n in range(1, 200)]
+    assert run(tokenizer.conversations(begins)) == [family.encoder.encode_conversation(one.messages) for one in begins]
     turns = [family.ids(CALL), family.ids(CALL)[:-1], (), (family.end_id,), (5, 3)] * 300
-    parsed = run(tokenizer.parse(turns, ["stop", "length"] * 750))
+    parsed = run(tokenizer.parse([DrawnTurn(turn, "length" if n % 2 else "stop") for n, turn in enumerate(turns)]))
     assert parsed == [family.grammar.parse(turn, stopped=n % 2 == 0) for n, turn in enumerate(turns)]
     answers = [TurnAnswer(turn, [ChatMessage("tool", "6" * n, f"c{n}", "mul")] * (n % 3 + 1)) for n, turn in enumerate(turns[:300])]
     assert run(tokenizer.extend(answers)) == [
         family.grammar.extension(answer.drawn[-1] if answer.drawn else None, answer.messages) for answer in answers
     ]
-    assert run(tokenizer.conversations([])) == run(tokenizer.parse([], [])) == run(tokenizer.extend([])) == []
+    assert run(tokenizer.conversations([])) == run(tokenizer.parse([])) == run(tokenizer.extend([])) == []
+
+
+async def test_an_agents_conversations_bring_their_tools(fork_server, families, turn_settings):
+    family, tools = families("qwen"), turn_settings().tools_json
+    tokenizer = await Tokenizer.open(fork_server, family.folder, PromptLimits(8), DEADLINES, turn_settings(tools_json="[]", is_agent=True))
+    called = ChatMessage("assistant", "", calls=(ChatCall("mul", '{"a": 2}', "c0.0"),))
+    messages = [ChatMessage("user", "q"), called, ChatMessage("tool", "6", "c0.0", "mul")]
+    (with_tools, without) = await tokenizer.conversations([ChatConversation(messages, tools), ChatConversation(messages)])
+    assert with_tools == family.encoder.encode_conversation(messages)
+    assert len(without) < len(with_tools)
+    drawn = [DrawnTurn(family.ids(CALL), "stop", given) for given in (tools, "", json.dumps([{"name": "f"}]))]
+    parsed = await tokenizer.parse(drawn)
+    assert [[call.status for call in turn.calls] for turn in parsed] == [["ok"], [], ["unknown_tool"]]
+    assert await tokenizer.parse(drawn * 200) == parsed * 200, "in more than one call"
+    await tokenizer.close()
 
 
 def test_a_process_that_replaces_a_lost_one_has_the_same_grammar(runner, families):
@@ -54,7 +69,7 @@ def test_a_process_that_replaces_a_lost_one_has_the_same_grammar(runner, familie
 def test_an_error_is_that_of_the_environments_messages(runner):
     run, tokenizer = runner
     with pytest.raises(DatasetError, match="the prompt of an environment's conversation is no Unicode text"):
-        run(tokenizer.conversations([[ChatMessage("user", "\ud800")]]))
+        run(tokenizer.conversations([ChatConversation([ChatMessage("user", "\ud800")])]))
     with pytest.raises(ModelError, match="a message of the role 'system' follows a turn"):
         run(tokenizer.extend([TurnAnswer((5,), [ChatMessage("system", "x")])]))
 
@@ -66,7 +81,7 @@ async def test_a_decoder_that_makes_too_much_of_a_turn_is_refused(fork_server, m
     path.write_text(json.dumps(json.loads(path.read_text()) | {"decoder": decoder}))
     tokenizer = await Tokenizer.open(fork_server, folder, PromptLimits(8), DEADLINES, turn_settings())
     with pytest.raises(ModelError, match="1 tokens decode to 5000 characters"):
-        await tokenizer.parse(await tokenizer.encode([NumberedPrompt(1, "q")]), ["stop"])
+        await tokenizer.parse([DrawnTurn(ids, "stop") for ids in await tokenizer.encode([NumberedPrompt(1, "q")])])
     await tokenizer.close()
 
 
@@ -80,5 +95,5 @@ async def test_a_template_that_cannot_go_on_is_refused_when_it_is_loaded(fork_se
 async def test_without_turns_there_is_no_grammar(fork_server, families):
     tokenizer = await Tokenizer.open(fork_server, families("qwen").folder, PromptLimits(8), DEADLINES)
     with pytest.raises(ModelError, match="loaded without turns"):
-        await tokenizer.parse([(5,)], ["stop"])
+        await tokenizer.parse([DrawnTurn((5,), "stop")])
     await tokenizer.close()

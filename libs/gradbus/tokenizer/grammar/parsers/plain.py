@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from typing import Final
@@ -12,6 +13,16 @@ from gradbus.tokenizer.grammar.parsers.raw_json import canonical
 from gradbus.tokenizer.turns import ParsedCall, ParsedTurn
 
 _NAME: Final = re.compile(r"[^\W\d][\w.-]{0,127}")
+
+
+def written_call(name: str, arguments_json: str) -> str:
+    """A call as `PlainParser` reads it: an object's values without their names, and of what is no object the text."""
+    try:
+        values = parse_json(arguments_json.encode())
+    except ValueError:
+        values = None
+    given = ", ".join(json.dumps(value, ensure_ascii=False) for value in values.values()) if isinstance(values, dict) else arguments_json
+    return f"{name}({given})" if name else given
 
 
 class PlainParser:

@@ -1,0 +1,295 @@
+"""Episodes of an agent: conversations of its own, turns that it goes on from, and the seeds of what it asks in any order."""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from gradbus.formats.tokens import pack_ids, unpack_ids, unpack_logprobs
+from gradbus.ids import asked_turn_seed, digest_of
+from gradbus.v1.environment_service_pb2 import (
+    ENVIRONMENT_STATUS_OK,
+    ENVIRONMENT_STATUS_UNKNOWN_SESSION,
+    CloseResponse,
+    Conversation,
+    DescribeResponse,
+    OpenResponse,
+    StepResponse,
+)
+from gradbus.v1.environment_service_pb2_grpc import EnvironmentServiceServicer
+from gradbus.v1.episode_pb2 import EndReason, Message
+from gradbus.v1.reward_pb2 import REWARD_STATUS_INVALID, REWARD_STATUS_OK
+from gradbus.v1.sample_pb2 import SPAN_KIND_POLICY, SPAN_KIND_USER
+from gradbus_rollout.engines.base import PromptGroup
+
+from .conftest import LETTERS, NEW_TOKENS
+
+
+def users(text):
+    return [Message(role="user", content=text)]
+
+
+def conversation(text, **more):
+    """Asks in a sequence of its own."""
+    return StepResponse(status=ENVIRONMENT_STATUS_OK, conversation=Conversation(messages=users(text)), **more)
+
+
+def after(turn, text, **more):
+    """Goes on from a turn; None: from the last one."""
+    more |= {} if turn is None else {"after_turn": turn}
+    return StepResponse(status=ENVIRONMENT_STATUS_OK, messages=users(text), **more)
+
+
+def ids_of(text):
+    return tuple(3 + LETTERS.index(letter) for letter in text)
+
+
+@dataclass
+class Agent(EnvironmentServiceServicer):
+    """Asks what `script` says, turn by turn, and is done after it."""
+
+    script: list = field(default_factory=list)
+    first: str | Callable[[str], str] = "ab"
+    script_of: Callable[[str], list] | None = None
+    first_most: int = 0
+    lose: Callable[[object], bool] = lambda request: False
+    opened: list = field(default_factory=list)
+    told: dict = field(default_factory=dict)
+    """What the policy did, by session."""
+
+    async def Describe(self, request, context):  # noqa: N802 - named by gRPC
+        return DescribeResponse(name="agent", digest="sha256:a")
+
+    async def Open(self, request, context):  # noqa: N802 - named by gRPC
+        self.opened.append(request)
+        session = f"{request.episode_id}/{request.attempt}"
+        self.told[session] = []
+        first = self.first if isinstance(self.first, str) else self.first(request.episode_id)
+        asked = Conversation(messages=users(first))
+        return OpenResponse(status=ENVIRONMENT_STATUS_OK, session=session, conversation=asked, max_new_tokens=self.first_most)
+
+    async def Step(self, request, context):  # noqa: N802 - named by gRPC
+        if self.lose(request):
+            return StepResponse(status=ENVIRONMENT_STATUS_UNKNOWN_SESSION)
+        told = self.told[request.session]
+        assert request.turn == len(told), "no turn is repeated"
+        told.append(request)
+        script = self.script_of(request.session.partition("/")[0]) if self.script_of else self.script
+        if request.is_last or len(told) > len(script):
+            return StepResponse(status=ENVIRONMENT_STATUS_OK, done=True, reward=1.0)
+        return script[len(told) - 1]
+
+    async def Close(self, request, context):  # noqa: N802 - named by gRPC
+        return CloseResponse()
+
+    def drawn(self, sample, attempt=0):
+        """The ids of each turn, as the agent was told them."""
+        told = self.told[f"train.4.{sample.sample_id}/{attempt}"]
+        return [unpack_ids(request.assistant.drawn.token_ids) for request in told if request.assistant.finish != "none"]
+
+
+def sequences(group, sample):
+    """(prompt, tokens, log-probabilities, spans) of each sequence of a sample, at the number that its turns give."""
+    own = (unpack_ids(group.prompt_ids), unpack_ids(sample.token_ids), unpack_logprobs(sample.logprobs), sample.spans)
+    forks = [(unpack_ids(f.prompt_ids), unpack_ids(f.token_ids), unpack_logprobs(f.logprobs), f.spans) for f in sample.forks]
+    return [own, *forks]
+
+
+def full(groups, turns):
+    """The samples with so many turns, with their groups."""
+    found = [(group, sample) for group in groups for sample in group.samples if len(sample.episode.turns) == turns]
+    assert found, "some episodes have all of their turns"
+    return found
+
+
+def ends(groups):
+    return {EndReason.Name(sample.episode.end_reason).removeprefix("END_REASON_") for group in groups for sample in group.samples}
+
+
+async def test_an_agent_that_only_goes_on_has_one_sequence(play):
+    agent = Agent([after(None, "cd"), after(None, "ef")])
+    groups = await play(agent, agent="pull")
+    for group, sample in full(groups, 3):
+        drawn = agent.drawn(sample)
+        assert unpack_ids(group.prompt_ids) == ids_of("ab")
+        assert unpack_ids(sample.token_ids) == (*drawn[0], *ids_of("cd"), *drawn[1], *ids_of("ef"), *drawn[2])
+        assert len(sample.forks) == 0
+        assert [turn.sequence for turn in sample.episode.turns] == [0, 0, 0]
+        assert (sample.episode.outcome.status, sample.episode.outcome.reward) == (REWARD_STATUS_OK, 1.0)
+        told = agent.told[f"train.4.{sample.sample_id}/0"]
+        for request, turn in zip(told, sample.episode.turns, strict=True):
+            exact = request.assistant.drawn
+            assert exact.logprobs == sample.logprobs[4 * turn.start : 4 * turn.end]
+            assert (exact.prompt_tokens, exact.version_first, exact.version_last) == (2 + turn.start, 4, 4)
+
+
+async def test_an_environment_is_not_told_tokens(play):
+    agent = Agent([after(None, "cd")])
+    await play(agent)
+    assert not any(request.assistant.HasField("drawn") for told in agent.told.values() for request in told)
+
+
+async def test_sequences_go_on_and_fork_with_exactly_the_ids_that_were_drawn(play):
+    agent = Agent([conversation("gh"), after(0, "c"), after(0, "dd"), after(1, "e"), after(4, "f")])
+    groups = await play(agent, agent="pull")
+    for group, sample in full(groups, 6):
+        first, sub, second, branch, sub_on, sub_last = agent.drawn(sample)
+        found = [(prompt, tokens) for prompt, tokens, _, _ in sequences(group, sample)]
+        assert found == [
+            (ids_of("ab"), (*first, *ids_of("c"), *second)),
+            (ids_of("gh"), (*sub, *ids_of("e"), *sub_on, *ids_of("f"), *sub_last)),
+            ((*ids_of("ab"), *first, *ids_of("dd")), branch),
+        ]
+        assert [turn.sequence for turn in sample.episode.turns] == [0, 1, 0, 2, 1, 1]
+        assert [(span.kind, span.turn) for span in sample.spans] == [(SPAN_KIND_POLICY, 0), (SPAN_KIND_USER, 0), (SPAN_KIND_POLICY, 2)]
+        assert [span.turn for span in sample.forks[0].spans] == [1, 1, 4, 4, 5]
+
+
+async def test_every_drawn_token_is_trained_in_exactly_one_sequence(play, episode_engine):
+    """Whatever an agent asks: each turn is where it was drawn, after the ids that it was drawn after."""
+
+    def script_of(episode):
+        choose = random.Random(episode)
+        words = ["".join(choose.choices(LETTERS, k=choose.randint(1, 3))) for _ in range(11)]
+        steps = []
+        for turn, word in enumerate(words):
+            kind = choose.choice(["conversation", "last", "earlier", "earlier"])
+            steps.append(conversation(word) if kind == "conversation" else after(None if kind == "last" else choose.randint(0, turn), word))
+        return steps
+
+    agent = Agent(script_of=script_of)
+    groups = await play(agent, agent="pull", max_turns=12)
+    assert max(len(sample.forks) for group in groups for sample in group.samples) > 1
+    for group in groups:
+        for sample in group.samples:
+            found = sequences(group, sample)
+            trained = Counter()
+            for place, (prompt, tokens, logprobs, spans) in enumerate(found):
+                assert len(logprobs) == len(tokens)
+                assert np.isfinite(logprobs).all()
+                assert [span.start for span in spans] == [0, *[span.end for span in spans[:-1]]][: len(spans)]
+                assert not tokens or (spans[-1].end == len(tokens) and prompt)
+                trained.update((place, at) for span in spans if span.trainable for at in range(span.start, span.end))
+            drawn = Counter((turn.sequence, at) for turn in sample.episode.turns for at in range(turn.start, turn.end))
+            assert trained == drawn
+            assert set(drawn.values()) <= {1}
+            ids = [found[turn.sequence][1][turn.start : turn.end] for turn in sample.episode.turns]
+            assert ids == agent.drawn(sample)
+            for turn in sample.episode.turns:
+                prompt, tokens, logprobs, _ = found[turn.sequence]
+                (again,) = await episode_engine.generate([PromptGroup("again", prompt + tokens[: turn.start], (turn.seed,))])
+                assert again.completions[0].token_ids == tokens[turn.start : turn.end]
+                assert unpack_logprobs(again.completions[0].logprobs) == logprobs[turn.start : turn.end]
+
+
+async def test_sub_agents_draw_the_same_in_whatever_order_they_ask(play):
+    """A seed is of what is asked; the same prompt asked again draws anew."""
+    orders = [["cd", "efg", "cd", "h"], ["h", "cd", "efg", "cd"], ["efg", "h", "cd", "cd"]]
+    drawn = []
+    for order in orders:
+        agent = Agent([conversation(text) for text in order])
+        groups = await play(agent, agent="pull")
+        found = {}
+        for _, sample in full(groups, 5):
+            for turn, text in zip(sample.episode.turns[1:], order, strict=True):
+                digest = digest_of(pack_ids(ids_of(text)))
+                occurrence = sum(known[:2] == (sample.sample_id, text) for known in found)
+                assert turn.seed == asked_turn_seed(sample.seed, digest, occurrence)
+                found[sample.sample_id, text, occurrence] = agent.drawn(sample)[1 + order.index(text)], turn.seed
+        drawn.append(found)
+    shared = set.intersection(*map(set, drawn))
+    assert shared
+    assert all(drawn[0][key] == other[key] for other in drawn[1:] for key in shared)
+    assert all(drawn[0][sample, text, 0][1] != drawn[0][sample, text, n][1] for sample, text, n in shared if n)
+
+
+async def test_an_episode_that_begins_with_another_conversation_is_in_its_forks_alone(play):
+    agent = Agent([after(None, "c"), conversation("ab")], first=lambda episode: "jj" if episode.endswith(".1") else "ab")
+    groups = await play(agent, agent="pull")
+    assert {unpack_ids(group.prompt_ids) for group in groups} == {ids_of("ab")}
+    for group in groups:
+        other = group.samples[1]
+        assert (other.token_ids, other.logprobs, len(other.spans)) == (b"", b"", 0)
+        assert unpack_ids(other.forks[0].prompt_ids) == ids_of("jj")
+        assert [turn.sequence for turn in other.episode.turns] == [1, 1, 2][: len(other.episode.turns)]
+        drawn = agent.drawn(other)
+        assert unpack_ids(other.forks[0].token_ids)[: len(drawn[0])] == drawn[0]
+        assert all(sample.token_ids for sample in group.samples if sample.n != 1)
+
+
+async def test_a_lost_session_begins_the_episode_anew_and_repeats_no_turn(play):
+    script = [after(None, "cd"), conversation("ef")]
+    clean = Agent(script)
+    expected = [group.samples for group in await play(clean, agent="pull")]
+    lost = set()
+
+    def lose(request):
+        episode, _, attempt = request.session.partition("/")
+        if request.turn == 1 and attempt == "0" and episode.endswith(".2"):
+            lost.add(episode)
+            return True
+        return False
+
+    agent = Agent(script, lose=lose)
+    groups = await play(agent, agent="pull")
+    again = {request.episode_id for request in agent.opened if request.attempt == 1}
+    assert again == lost
+    assert lost
+    for of_group, samples in zip(groups, expected, strict=True):
+        for sample, before in zip(of_group.samples, samples, strict=True):
+            assert sample.episode.attempt == (f"train.4.{sample.sample_id}" in lost)
+            assert (sample.token_ids, sample.logprobs, sample.forks) == (before.token_ids, before.logprobs, before.forks)
+
+
+async def test_an_agent_may_want_fewer_tokens_and_a_turn_that_is_cut_off_ends_the_episode(play):
+    agent = Agent([after(None, "c", max_new_tokens=1)], first_most=2)
+    groups = await play(agent, agent="pull")
+    lengths = [[turn.end - turn.start for turn in sample.episode.turns] for group in groups for sample in group.samples]
+    assert all(turns[0] <= 2 and turns[1:] in ([], [1]) for turns in lengths)
+    assert ends(groups) <= {"LENGTH", "ENVIRONMENT_DONE"}
+    last = [told[-1] for told in agent.told.values()]
+    assert all(request.is_last == (request.assistant.finish == "length") for request in last)
+    assert NEW_TOKENS > 2
+
+
+async def test_a_conversation_that_does_not_fit_the_context_ends_the_episode(play):
+    agent = Agent([conversation("a" * 80)])
+    groups = await play(agent, agent="pull")
+    assert ends(groups) <= {"CONTEXT", "LENGTH"}
+    assert "CONTEXT" in ends(groups)
+    assert all(len(sample.forks) == 0 for group in groups for sample in group.samples)
+    closing = [told[-1] for told in agent.told.values() if told[-1].end_reason == "context"]
+    assert {(request.assistant.finish, request.is_last) for request in closing} == {("none", True)}
+    assert all(sample.episode.outcome.status == REWARD_STATUS_OK for group in groups for sample in group.samples)
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (after(7, "c"), "messages follow turn 7 of 1; name a turn that was drawn"),
+        (
+            StepResponse(status=ENVIRONMENT_STATUS_OK, messages=[Message(role="system", content="a")]),
+            "a message of the role 'system' follows a turn",
+        ),
+        (
+            StepResponse(status=ENVIRONMENT_STATUS_OK, conversation=Conversation(messages=[Message(role="user")])),
+            "an agent's conversation has an empty prompt",
+        ),
+    ],
+)
+async def test_what_the_model_cannot_take_masks_that_sample_alone(play, asked, reason):
+    agent = Agent(script_of=lambda episode: [asked if episode.endswith(".1") else after(None, "c")])
+    async with asyncio.timeout(120):
+        groups = await play(agent, agent="pull")
+    for group in groups:
+        for sample in group.samples:
+            outcome = sample.episode.outcome
+            if sample.n == 1 and sample.episode.turns[0].finish == "stop":
+                assert outcome.status == REWARD_STATUS_INVALID
+                assert reason in outcome.reason
+            else:
+                assert outcome.status == REWARD_STATUS_OK
