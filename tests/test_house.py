@@ -14,10 +14,22 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-SERVING = {"gateway", "conductor", "rollout", "reward", "environment", "reference", "trainer", "weight-store", "kernels", "telemetry"}
+SERVING = {
+    "gateway",
+    "conductor",
+    "rollout",
+    "reward",
+    "environment",
+    "agent",
+    "reference",
+    "trainer",
+    "weight-store",
+    "kernels",
+    "telemetry",
+}
 EXTRAS = SERVING | {"embedded", "all", "dev"}
-SERVICES = ("gateway", "conductor", "rollout", "reward", "environment", "reference", "trainer", "weight_store")
-WITHOUT_TORCH = ("gateway", "conductor", "reward", "environment", "weight_store")
+SERVICES = ("gateway", "conductor", "rollout", "reward", "environment", "agent", "reference", "trainer", "weight_store")
+WITHOUT_TORCH = ("gateway", "conductor", "reward", "environment", "agent", "weight_store")
 TOP_LEVEL = ("libs", "kernels", "services", "proto", "tests", "examples", "benchmarks", "loadtests", "deploy", "docs")
 # Spelled in halves, so that this file is clean itself.
 FOREIGN = re.compile("|".join(["pypi" + r"\.org", "download" + r"\.pytorch\.org", "python" + "hosted", r"/wor" + r"k/(main|shared|\.)"]))

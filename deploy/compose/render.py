@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gradbus.deploy.roles import HEALTH_PORT, ROLES, Role, container_placement, role_environment
+from gradbus.deploy.roles import AGENTS_PORT, HEALTH_PORT, ROLES, Role, container_placement, role_environment
 
 COMPOSE = Path(__file__).parents[2] / "docker-compose.yml"
 NOTE = "rendered from libs/gradbus/deploy/roles.py by deploy/compose/render.py"
@@ -30,6 +30,7 @@ ENVIRONMENTS = {
     "GRADBUS_ALLOWED_HOSTS": "${ENVIRONMENT_HOSTS:-[]}",
     "GRADBUS_PYTHON_ENVIRONMENTS": "${PYTHON_ENVIRONMENTS:-true}",
 }
+AGENTS = {"GRADBUS_ALLOWED_HOSTS": "${AGENT_HOSTS:-[]}", "GRADBUS_PUBLIC_URL": "${AGENT_URL:-}"}
 BROADCAST = {"GRADBUS_BROADCAST_BACKEND": "${BROADCAST_BACKEND:-gloo}"}
 """By gloo, because NCCL refuses two processes on one card."""
 ONE_CARD = "${TRAINER_GPU:-0}"
@@ -83,6 +84,16 @@ CONTAINERS = {
         ENVIRONMENTS,
         networks=("rewards",),
         extra=('extra_hosts: ["host.docker.internal:host-gateway"]',),
+    ),
+    "agent": Container(
+        "agent",
+        "${AGENT_MEMORY:-1g}",
+        AGENTS,
+        networks=("rewards", "front"),
+        extra=(
+            f'ports: ["127.0.0.1:${{AGENT_PORT:-8090}}:{AGENTS_PORT}"]',
+            'extra_hosts: ["host.docker.internal:host-gateway"]',
+        ),
     ),
     "reference": Container("reference", "${REFERENCE_MEMORY:-4g}", extra=("scale: ${CPU_WORKERS:-1}",)),
     "conductor": Container("conductor", "${CONDUCTOR_MEMORY:-2g}", {"GRADBUS_TRACE_GROUPS": "${TRACE_GROUPS:-0.01}"}),

@@ -140,10 +140,27 @@ METHODS: Final[Mapping[str, Mapping[str, Roles]]] = {
         "gradbus.v1.EnvironmentService/Step": ("rollout",),
         "gradbus.v1.EnvironmentService/Close": ("rollout",),
     },
+    "agent": {
+        "gradbus.v1.EnvironmentService/Describe": ("rollout",),
+        "gradbus.v1.EnvironmentService/Open": ("rollout",),
+        "gradbus.v1.EnvironmentService/Step": ("rollout",),
+        "gradbus.v1.EnvironmentService/Close": ("rollout",),
+    },
     "reference": {"gradbus.v1.ReferenceService/LogProbs": ("conductor",), "gradbus.v1.RewardService/Score": ("conductor",)},
 }
 
-ROLE_NAMES: Final = ("supervisor", "gateway", "conductor", "rollout", "trainer", "reward", "environment", "reference", "weight_store")
+ROLE_NAMES: Final = (
+    "supervisor",
+    "gateway",
+    "conductor",
+    "rollout",
+    "trainer",
+    "reward",
+    "environment",
+    "agent",
+    "reference",
+    "weight_store",
+)
 """Every role, in the order in which configurations list them. A role that is not here may not be in a row above."""
 
 

@@ -32,9 +32,11 @@ def create(
     """Create a key and print its token, which is shown only once. It is valid at once."""
     from gradbus.access.api_keys import new_api_key, read_api_keys, write_api_keys
 
-    path = _file(file, state)
+    path, *others = _files(file, state)
     token, record = new_api_key(name, scopes or ["runs:read"])
-    write_api_keys(path, [*(read_api_keys(path) if path.exists() else []), record])
+    records = [*(read_api_keys(path) if path.exists() else []), record]
+    for each in (path, *others):
+        write_api_keys(each, records)
     print_json({"object": "key", **_shown(record), "token": token}) if as_json else typer.echo(token)
 
 
@@ -43,7 +45,7 @@ def list_keys(file: KeysFile = None, state: State = None, as_json: AsJson = Fals
     """List keys. Their tokens are not stored."""
     from gradbus.access.api_keys import read_api_keys
 
-    records = read_api_keys(_file(file, state))
+    records = read_api_keys(_files(file, state)[0])
     if as_json:
         print_json({"object": "list", "data": [{"object": "key", **_shown(record)} for record in records]})
         return
@@ -59,12 +61,13 @@ def revoke(
     from gradbus.access.api_keys import read_api_keys, write_api_keys
     from gradbus.errors import SettingsError
 
-    path = _file(file, state)
+    path, *others = _files(file, state)
     records = read_api_keys(path)
     kept = [record for record in records if record.id != key_id]
     if len(kept) == len(records):
         raise SettingsError(f"{path} has no key {key_id!r}; `gradbus keys list` shows them")
-    write_api_keys(path, kept)
+    for each in (path, *others):
+        write_api_keys(each, kept)
     print_json({"object": "key", "id": key_id, "revoked": True}) if as_json else typer.echo(f"revoked {key_id}")
 
 
@@ -72,11 +75,14 @@ def _shown(record: ApiKeyRecord) -> dict[str, object]:
     return {"id": record.id, "name": record.name, "scopes": list(record.scopes)}
 
 
-def _file(file: Path | None, state: Path | None) -> Path:
+def _files(file: Path | None, state: Path | None) -> tuple[Path, ...]:
+    """The file that is read, then those that are written too."""
+    from gradbus.deploy.credentials import api_keys_files
+
     if file:
-        return file
+        return (file,)
     folder = state or Path(os.environ.get("GRADBUS_STATE", ".gradbus"))
-    path = folder / "secrets" / "gateway" / "api-keys.json"
-    if not path.exists():
+    paths = api_keys_files(folder / "secrets")
+    if not paths[0].exists():
         raise StackError(f"no stack was ever started on {folder.absolute()}; name its folder with --state, or a keys file with --file")
-    return path
+    return paths

@@ -8,7 +8,7 @@ import secrets
 from pathlib import Path
 
 from gradbus.access import BUFFER_USERS, CALLERS, NATS_USERS
-from gradbus.access.api_keys import SCOPES, new_api_key, write_api_keys
+from gradbus.access.api_keys import SCOPES, new_api_key, read_api_keys, write_api_keys
 from gradbus.rpc import token_hash
 
 
@@ -42,19 +42,23 @@ class Credentials:
         """The password of a role on the buffer."""
         return _stored_or_new(self.folder(role) / "gradbus_buffer_password")
 
-    @property
-    def api_keys_file(self) -> Path:
-        """Hashed records of the API keys, for the gateway."""
-        return self.folder("gateway") / "api-keys.json"
-
     def _api_key(self) -> str:
         path = self._root / "api-key"
-        if path.exists() and self.api_keys_file.exists():
-            return _stored_or_new(path)
-        token, record = new_api_key("first-start", SCOPES)
-        write_api_keys(self.api_keys_file, [record])
-        write_secret(path, token)
+        first, *others = api_keys_files(self._root)
+        if path.exists() and first.exists():
+            token = _stored_or_new(path)
+        else:
+            token, record = new_api_key("first-start", SCOPES)
+            write_api_keys(first, [record])
+            write_secret(path, token)
+        for other in others:
+            write_api_keys(other, read_api_keys(first))
         return token
+
+
+def api_keys_files(secrets_root: Path) -> tuple[Path, ...]:
+    """The files with the hashed records of the API keys, one for each role that takes these keys; the first one counts."""
+    return tuple(secrets_root / role / "api-keys.json" for role in ("gateway", "agent"))
 
 
 def write_secret(path: Path, value: str) -> None:

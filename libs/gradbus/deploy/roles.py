@@ -14,6 +14,8 @@ from gradbus.access import BUFFER_USERS, CALLERS, NATS_USERS, host_name
 from gradbus.tls import FILES
 
 _PORTS: Final = {"": 0, "grpc": 50051, "rest": 8080}
+AGENTS_PORT: Final = 8080
+"""Port in a container by which agents reach a role."""
 HEALTH_PORT: Final = 8081
 """Port of the health pages in a container."""
 _DEVICE: Final = ("GRADBUS_DEVICE", "CUDA_", "CUBLAS_WORKSPACE_CONFIG", "NCCL_", "PYTORCH_", "TRITON_CACHE_DIR")
@@ -28,6 +30,8 @@ class Role:
     name: str
     """Its user on NATS and on the buffer, its name as a gRPC caller, and the folder of its secrets."""
     serves: Literal["", "grpc", "rest"] = ""
+    serves_agents: bool = False
+    """Whether agents reach it over HTTP, beside its gRPC server."""
     stores_objects: bool = True
     """Whether it reads or writes object storage."""
     computes: bool = False
@@ -74,7 +78,7 @@ class Role:
             "gradbus_objects_credentials": self.stores_objects,
             "gradbus_rpc_token": bool(self.calls),
             "gradbus_rpc_callers": self.serves == "grpc",
-            "api-keys.json": self.serves == "rest",
+            "api-keys.json": self.serves == "rest" or self.serves_agents,
             **dict.fromkeys(FILES, True),
         }
         return tuple(name for name, has in files.items() if has)
@@ -109,6 +113,13 @@ ROLES: Final[Mapping[str, Role]] = {
                 "GRADBUS_MAX_CHILDREN",
                 "GRADBUS_SESSION_SECONDS",
             ),
+        ),
+        Role(
+            "agent",
+            serves="grpc",
+            serves_agents=True,
+            stores_objects=False,
+            operator_settings=("GRADBUS_ALLOWED_HOSTS", "GRADBUS_PUBLIC_URL", "GRADBUS_SESSION_SECONDS"),
         ),
         Role(
             "reference",
@@ -180,6 +191,8 @@ class Placement:
     """`host:port` of /healthz and /readyz: loopback in the embedded stack, every interface where probes come from outside."""
     listen: str = ""
     """`host:port` of its own server; empty when it has none."""
+    http_listen: str = ""
+    """`host:port` by which agents reach it; empty when they do not."""
     tls_dir: str = ""
     """Folder of its certificate; empty on loopback, where nothing is encrypted."""
 
@@ -195,6 +208,7 @@ def container_placement(role: Role) -> Placement:
         cache_dir="/var/cache/gradbus",
         health=f"0.0.0.0:{HEALTH_PORT}",
         listen=f"0.0.0.0:{role.port}" if role.serves else "",
+        http_listen=f"0.0.0.0:{AGENTS_PORT}" if role.serves_agents else "",
         tls_dir="/run/gradbus",
     )
 
@@ -221,6 +235,8 @@ def role_environment(role: Role, placement: Placement) -> dict[str, str]:
     environment |= {address_variable(server): placement.grpc[server] for server in role.calls}
     if role.serves:
         environment["GRADBUS_LISTEN"] = placement.listen
-    if role.serves == "rest":
+    if role.serves_agents:
+        environment["GRADBUS_HTTP_LISTEN"] = placement.http_listen
+    if role.serves == "rest" or role.serves_agents:
         environment["GRADBUS_API_KEYS_FILE"] = f"{placement.secrets_dir}/api-keys.json"
     return environment

@@ -19,6 +19,7 @@ SHARES: Final[Mapping[str, float]] = {
     "reference": 0.15,
     "reward": 0.2,
     "environment": 0.2,
+    "agent": 0.1,
     "conductor": 0.15,
     "gateway": 0.1,
     "weight_store": 0.1,

@@ -19,7 +19,7 @@ from gradbus.embedded.processes import Program
 from gradbus.embedded.servers import ENVIRONMENT
 from gradbus.embedded.state import StateFolder
 
-ON_DEMAND: Final = ("reference", "environment")
+ON_DEMAND: Final = ("reference", "environment", "agent")
 """Services that run only while a run needs them."""
 _INHERITED: Final = (
     *("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ"),
@@ -69,7 +69,8 @@ class StackPrograms:
         if self.config.port:
             self.ports.claim("gateway", self.config.port, "--port")
         servers = [role.name for role in ROLES.values() if role.serves]
-        for name in ("nats", "buffer", *servers, *(f"{service}.health" for service in services)):
+        agents = [_agents_port(role.name) for role in ROLES.values() if role.serves_agents]
+        for name in ("nats", "buffer", *servers, *agents, *(f"{service}.health" for service in services)):
             self.ports[name]
         self.state.write("ports.json", self.ports.known)
 
@@ -114,6 +115,9 @@ class StackPrograms:
         # On loopback the user is the operator, so scorers on this machine and Python graders are allowed.
         if role.name in _RUN_USERS_PYTHON:
             environment |= {"GRADBUS_ALLOW_LOOPBACK": "true", _RUN_USERS_PYTHON[role.name]: "true"}
+        if role.serves_agents:
+            url = f"http://{environment['GRADBUS_HTTP_LISTEN']}"
+            environment = {"GRADBUS_PUBLIC_URL": url, "GRADBUS_ALLOW_LOOPBACK": "true"} | environment
         if role.name == "gateway" and self.config.model_roots:
             environment["GRADBUS_MODEL_ROOTS"] = json.dumps([str(root.absolute()) for root in self.config.model_roots])
         return environment
@@ -139,7 +143,13 @@ class StackPrograms:
             cache_dir=str(self.state.cache),
             health=f"127.0.0.1:{self.ports[f'{name}.health']}",
             listen=f"127.0.0.1:{self.ports[name]}" if role.serves else "",
+            http_listen=f"127.0.0.1:{self.ports[_agents_port(role.name)]}" if role.serves_agents else "",
         )
+
+
+def _agents_port(role: str) -> str:
+    """Name of the port by which agents reach a role."""
+    return f"{role}.http"
 
 
 def _torchrun(ranks: int) -> list[str]:

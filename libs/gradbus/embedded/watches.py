@@ -106,7 +106,12 @@ def _needs(record: bytes | None) -> frozenset[str]:
     except ValidationError as error:
         _log.warning("run_unreadable", faults=error.error_count())
         return frozenset()
-    wanted = {"reference": needs_reference_service(spec), "environment": spec.environment is not None}
+    environment = spec.environment
+    wanted = {
+        "reference": needs_reference_service(spec),
+        "environment": environment is not None and environment.agent is None,
+        "agent": environment is not None and environment.agent is not None,
+    }
     return frozenset(name for name, is_needed in wanted.items() if is_needed)
 
 

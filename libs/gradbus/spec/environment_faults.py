@@ -10,7 +10,7 @@ from gradbus.errors import Fault
 from gradbus.spec.sections import EnvironmentSpec
 
 
-def environment_faults(kind: str, sections: Mapping[str, Any]) -> Iterator[Fault]:
+def environment_faults(kind: str, sections: Mapping[str, Any], deterministic: object) -> Iterator[Fault]:
     """Faults of a run of this kind that has an environment. `sections` are those that are valid by themselves."""
     environment = sections.get("environment")
     if environment is None:
@@ -19,6 +19,8 @@ def environment_faults(kind: str, sections: Mapping[str, Any]) -> Iterator[Fault
         yield Fault("environment", f"a run of kind {kind} samples nothing, so nobody acts in it", "[environment]", 'none, or kind = "rl"')
         return
     yield from _source_faults(environment)
+    if environment.agent is not None and deterministic is True:
+        yield Fault("deterministic", "what an agent does is no function of the spec", "true", "false, or none")
     algorithm, rollout = sections.get("algorithm"), sections.get("rollout")
     if algorithm is not None and not algorithm.reads_rewards:
         message = f"advantage = {algorithm.advantage} reads no rewards, and an episode that failed is known by its missing reward"

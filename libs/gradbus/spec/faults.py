@@ -63,7 +63,7 @@ def parse_spec(body: object) -> RunSpec:
     if (kind := body.get("kind", "rl")) in get_args(Kind):
         faults.extend(kind_faults(kind, sections, body.get("numerics")))
         faults.extend(teacher_faults(kind, sections))
-        faults.extend(environment_faults(kind, sections))
+        faults.extend(environment_faults(kind, sections, body.get("deterministic")))
     if kind == "rl" and "reward" in sections and reads_reward(sections):
         faults.extend(_reward_faults(sections["reward"]))
     faults.extend(_joint_faults(sections, body.get("deterministic"), body.get("numerics")))

@@ -33,12 +33,17 @@ class UserService:
 
     kind: str
     section: str
-    """Section of the spec whose field `service` has the URL, and the name of the service that calls it."""
+    """Section of the spec whose field has the URL."""
     forms: str
     """URLs that are understood."""
+    field: str = "service"
+    """Of the section."""
+    caller: str = ""
+    """The service that calls it; empty: the one with the section's name."""
 
 
 SCORER = UserService("scorer", "reward", "grpc://host:port or http://host:port/path")
+AGENT = UserService("agent", "environment", "http://host:port/path or https://host:port/path", "agent", "agent")
 ENVIRONMENT = UserService("environment", "environment", "http://host:port/path or https://host:port/path")
 
 
@@ -82,7 +87,7 @@ class AddressPolicy:
             )
         except (OSError, UnicodeError) as error:
             raise HostUnknownError(
-                f"the {self.named.kind}'s host {host!r} has no address ({error}); check {self.named.section}.service"
+                f"the {self.named.kind}'s host {host!r} has no address ({error}); check {self.named.section}.{self.named.field}"
             ) from error
         addresses = tuple(
             sorted({ipaddress.ip_address(entry[4][0]) for entry in found}, key=lambda address: (address.version, int(address)))
@@ -94,7 +99,7 @@ class AddressPolicy:
     def check(self, host: str, address: IPAddress) -> None:
         """Raises AddressRefusedError if `host` must not be called at `address`."""
         inner = _embedded_ipv4(address)
-        kind = self.named.kind
+        kind, caller = self.named.kind, self.named.caller or self.named.section
         if _is_always_refused(inner):
             raise AddressRefusedError(
                 f"the {kind}'s host {host!r} leads to {address}, which no {kind} may use; give the address of your own service"
@@ -106,7 +111,7 @@ class AddressPolicy:
                 )
         elif not any(fnmatch.fnmatchcase(host.lower(), pattern.lower()) for pattern in self.allowed_hosts):
             raise AddressRefusedError(
-                f"the {kind}'s host {host!r} is not allowed; ask the operator to add it to the {self.named.section} service's allowed hosts"
+                f"the {kind}'s host {host!r} is not allowed; ask the operator to add it to the {caller} service's allowed hosts"
             )
 
 
@@ -116,7 +121,7 @@ def shown(url: str) -> str:
 
 
 def _host_and_port(url: str, named: UserService) -> tuple[str, int]:
-    field = f"{named.section}.service"
+    field = f"{named.section}.{named.field}"
     try:
         parts: SplitResult = urlsplit(url)
         port = parts.port or DEFAULT_PORTS.get(parts.scheme)

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import uvicorn
 
+from gradbus.access.keyring import Keyring
 from gradbus.aio.tasks import background
 from gradbus.buffer import open_buffer
 from gradbus.bus import Buckets, Bus
@@ -23,7 +24,6 @@ from gradbus.telemetry import get_logger
 from gradbus.tokenizer.launcher import ForkServer
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
 from gradbus_gateway.app import create_app
-from gradbus_gateway.auth.keyring import Keyring
 from gradbus_gateway.auth.sessions import Sessions
 from gradbus_gateway.events.feeds import EventFeeds
 from gradbus_gateway.http.connection_table import ConnectionTable, within_open_files

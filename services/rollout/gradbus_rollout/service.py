@@ -122,9 +122,10 @@ class RolloutService:
         """Connects to the run's environment, and asks what it is."""
         heartbeat, settings = self._clients.heartbeat, self._settings
         heartbeat.show_preparing("asks the environment for its tools")
-        channel = open_channel(settings.environment_address, settings.rpc_token.get_secret_value(), settings.identity)
+        address = settings.environment_address if section.agent is None else settings.agent
+        channel = open_channel(address, settings.rpc_token.get_secret_value(), settings.identity)
         opened.push_async_callback(channel.close)
-        client = EnvironmentClient(EnvironmentServiceStub(channel), settings.environment_address, record, heartbeat.presence)
+        client = EnvironmentClient(EnvironmentServiceStub(channel), address, record, heartbeat.presence)
         description = await client.describe()
         if record.spec.deterministic and description.determinism != DETERMINISM_SEEDED:
             raise EnvironmentFaultError(

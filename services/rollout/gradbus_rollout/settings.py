@@ -8,10 +8,11 @@ from gradbus.process import ProcessSettings
 
 
 class Settings(ProcessSettings):
-    """Addresses of the weight store and the environment service, the engine's device and the watchdog's limit."""
+    """Addresses of the weight store, the environment and the agent service, the engine's device and the watchdog's limit."""
 
     weight_store: str = Field("127.0.0.1:50051", description="host:port of the weight store.")
     environment_address: str = Field("127.0.0.1:50054", description="host:port of the environment service.")
+    agent: str = Field("127.0.0.1:50055", description="host:port of the agent service.")
     device: str = Field("cpu", description="Torch device of the embedded engine.")
     device_name: str = Field(
         "", description="Name of the device for `rollout.placement`, the same for trainer and rollout; empty: machine and device."

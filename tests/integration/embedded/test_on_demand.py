@@ -17,7 +17,11 @@ SPEC = {
     "reward": {"grader": {"type": "string_check", "input": "a", "reference": "b", "operation": "eq"}},
     "schedule": {"steps": 10},
 }
-NEEDS = {"reference": {"algorithm": {"kl": 0.1}}, "environment": {"environment": {"service": "http://127.0.0.1:1/world"}}}
+NEEDS = {
+    "reference": {"algorithm": {"kl": 0.1}},
+    "environment": {"environment": {"service": "http://127.0.0.1:1/world"}},
+    "agent": {"environment": {"agent": "pull"}},
+}
 
 
 async def until(condition, seconds=60.0):

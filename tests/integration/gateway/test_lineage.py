@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save
 
 from gradbus.access.api_keys import new_api_key, write_api_keys
+from gradbus.access.keyring import Keyring
 from gradbus.bus import Buckets
 from gradbus.client import Client
 from gradbus.control.condemned import Condemned, CondemnedBlobs, key_of
@@ -17,7 +18,6 @@ from gradbus.ids import digest_of
 from gradbus.v1.weight_store_service_pb2 import CommitCheckpointRequest, OpenTermRequest, PublishVersionRequest
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
 from gradbus.v1.weights_pb2 import CheckpointManifest, Shard, WeightManifest
-from gradbus_gateway.auth.keyring import Keyring
 from gradbus_gateway.intake.model.run_models import RunModels
 from gradbus_gateway.intake.spec.intake import SpecIntake
 from gradbus_gateway.intake.submission import RunIntake, Submission

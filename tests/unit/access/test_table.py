@@ -33,8 +33,8 @@ def test_every_bucket_has_writers_and_readers():
 def test_a_role_has_the_rights_of_the_wires_it_uses():
     assert set(NATS_USERS) == {"supervisor", "gateway", "conductor", "rollout", "trainer", "reference", "weight_store"}
     assert set(BUFFER_USERS) == {"supervisor", "gateway", "conductor", "rollout", "trainer"}
-    assert set(SERVERS) == {"weight_store", "reward", "environment", "reference"}
-    assert CALLERS["environment"] == ("rollout",)
+    assert set(SERVERS) == {"weight_store", "reward", "environment", "agent", "reference"}
+    assert CALLERS["environment"] == CALLERS["agent"] == ("rollout",)
     assert CALLERS["reward"] == CALLERS["reference"] == ("conductor",)
 
 

@@ -30,12 +30,13 @@ GPU = {"reference-gpu", "trainer-gpu", "rollout-gpu"}
 OBSERVABILITY = {"collector", "prometheus", "tempo", "loki", "grafana"}
 ALONE = {"collector"}
 """Its image has only one program, so no health check can run in it."""
-OURS = {"weight-store", "reward", "environment", "reference", "conductor", "trainer", "rollout", "gateway"}
+OURS = {"weight-store", "reward", "environment", "agent", "reference", "conductor", "trainer", "rollout", "gateway"}
 DOCKERFILES = sorted([*ROOT.glob("services/*/*Dockerfile"), *ROOT.glob("examples/rewards/*/Dockerfile")])
 SETTINGS = {
     "weight-store": "gradbus_weight_store.settings.WeightStoreSettings",
     "reward": "gradbus_reward.settings.RewardSettings",
     "environment": "gradbus_environment.settings.EnvironmentSettings",
+    "agent": "gradbus_agent.settings.AgentSettings",
     "reference": "gradbus_reference.settings.ReferenceSettings",
     "conductor": "gradbus_conductor.settings.Settings",
     "trainer": "gradbus_trainer.settings.Settings",
@@ -229,9 +230,10 @@ def test_a_service_is_asked_for_its_readiness_and_given_time_to_drain(name):
     assert int(service["stop_grace_period"].removesuffix("s")) > DRAIN_SECONDS + _THREADS_SECONDS
 
 
-def test_only_the_gateway_and_grafana_publish_a_port_and_that_on_loopback():
-    assert {name for name, service in SERVICES.items() if "ports" in service} == {"gateway", "grafana"}
+def test_only_what_users_reach_publishes_a_port_and_that_on_loopback():
+    assert {name for name, service in SERVICES.items() if "ports" in service} == {"gateway", "agent", "grafana"}
     assert SERVICES["grafana"]["ports"] == ["127.0.0.1:${GRAFANA_PORT:-3000}:3000"]
+    assert SERVICES["agent"]["ports"] == ["127.0.0.1:${AGENT_PORT:-8090}:8080"]
     assert SERVICES["gateway"]["ports"] == ["127.0.0.1:${GATEWAY_PORT:-8080}:8080"]
 
 
@@ -239,7 +241,7 @@ def test_what_holds_state_has_no_way_out():
     for name in ("internal", "storage", "telemetry"):
         assert COMPOSE["networks"][name] == {"internal": True, "driver_opts": {"com.docker.network.bridge.inhibit_ipv4": "true"}}
     outside = {name for name, service in SERVICES.items() if set(service.get("networks", [])) - {"internal", "storage", "telemetry"}}
-    assert outside == {"gateway", "reward", "environment", "grafana"} | EXAMPLES
+    assert outside == {"gateway", "agent", "reward", "environment", "grafana"} | EXAMPLES
 
 
 def test_object_storage_is_reached_by_those_who_have_its_key_and_by_its_s3_alone():

@@ -5,7 +5,7 @@ import pytest
 
 from gradbus.access import BUFFER_USERS, CALLERS, NATS_USERS
 from gradbus.access.api_keys import find_api_key, read_api_keys
-from gradbus.deploy.credentials import Credentials
+from gradbus.deploy.credentials import Credentials, api_keys_files
 from gradbus.rpc import token_hash
 
 
@@ -45,6 +45,7 @@ def test_secrets_are_made_once(tmp_path):
         ("rollout", {"gradbus_nats_password", "gradbus_buffer_password", "gradbus_rpc_token"}),
         ("reward", {"gradbus_rpc_callers"}),
         ("environment", {"gradbus_rpc_callers"}),
+        ("agent", {"gradbus_rpc_callers", "api-keys.json"}),
         ("reference", {"gradbus_nats_password", "gradbus_rpc_callers"}),
         ("weight_store", {"gradbus_nats_password", "gradbus_rpc_callers"}),
     ],
@@ -72,8 +73,8 @@ def test_a_server_knows_its_callers_by_the_hash_of_a_token_that_each_has_alone(t
 
 def test_the_first_api_key_is_one_the_gateway_accepts_and_its_token_is_not_in_the_records(tmp_path):
     made = Credentials(tmp_path)
-    record = find_api_key(read_api_keys(made.api_keys_file), made.api_key)
+    record = find_api_key(read_api_keys(api_keys_files(tmp_path)[0]), made.api_key)
     assert record is not None
     assert record.allows("admin")
-    assert made.api_key.partition(".")[2] not in made.api_keys_file.read_text()
+    assert made.api_key.partition(".")[2] not in api_keys_files(tmp_path)[0].read_text()
     assert (tmp_path / "api-key").read_text() == made.api_key

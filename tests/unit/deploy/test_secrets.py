@@ -12,7 +12,7 @@ from gradbus.deploy.secrets import api_key, authority, grafana_password, write_s
 from gradbus.errors import SettingsError
 from gradbus.tls import read_identity
 
-SERVICES = ("gateway", "conductor", "rollout", "trainer", "reward", "environment", "reference", "weight_store", "supervisor")
+SERVICES = ("gateway", "conductor", "rollout", "trainer", "reward", "environment", "agent", "reference", "weight_store", "supervisor")
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_services_that_store_objects_have_the_key_that_the_server_knows_and_thos
     server = json.loads((state / "secrets/objects/s3.json").read_text())["identities"][0]
     for role in SERVICES:
         kept = state / "secrets" / role / "gradbus_objects_credentials"
-        if role in {"reward", "environment"}:
+        if role in {"reward", "environment", "agent"}:
             assert not kept.exists()
             continue
         pair = json.loads(kept.read_text())

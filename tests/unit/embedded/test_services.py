@@ -13,6 +13,7 @@ from gradbus.embedded.ports import Ports
 from gradbus.embedded.services import StackPrograms, role_of, service_names
 from gradbus.errors import StackError
 from gradbus.process import ProcessSettings
+from gradbus_agent.settings import AgentSettings
 from gradbus_conductor.settings import Settings as ConductorSettings
 from gradbus_environment.settings import EnvironmentSettings
 from gradbus_gateway.settings import GatewaySettings
@@ -28,6 +29,7 @@ SETTINGS = {
     "reference": ReferenceSettings,
     "reward": RewardSettings,
     "environment": EnvironmentSettings,
+    "agent": AgentSettings,
     "rollout-0": RolloutSettings,
     "trainer-0": TrainerSettings,
     "weight_store": WeightStoreSettings,
@@ -40,6 +42,7 @@ ADDRESSES = {
     "GRADBUS_REWARD": CALLERS["reward"],
     "GRADBUS_REFERENCE": CALLERS["reference"],
     "GRADBUS_ENVIRONMENT_ADDRESS": CALLERS["environment"],
+    "GRADBUS_AGENT": CALLERS["agent"],
 }
 # Addresses, names and secrets are the stack's own; on loopback the user is the operator.
 DECIDED = ProcessSettings.model_fields.keys() - {"log_level", "nats_clustered", "frozen_seconds", "leftover_memory"} | {
@@ -47,6 +50,8 @@ DECIDED = ProcessSettings.model_fields.keys() - {"log_level", "nats_clustered", 
     "reward",
     "reference",
     "environment_address",
+    "agent",
+    "http_listen",
 }
 DECIDED |= {"api_keys_file", "https_dir", "allow_loopback", "python_graders", "python_environments"}
 

@@ -26,9 +26,9 @@ def record(kl: float, reward: dict[str, object] = GRADER, **trainer: object) -> 
     return RunRecord(run_id="run-1", spec=spec, created_unix_ns=1).to_bytes()
 
 
-def with_environment() -> bytes:
+def with_environment(**source) -> bytes:
     spec = RunRecord.model_validate_json(record(0.0)).spec
-    spec = spec.model_copy(update={"environment": EnvironmentSpec(service="http://127.0.0.1:1/world")})
+    spec = spec.model_copy(update={"environment": EnvironmentSpec(**source or {"service": "http://127.0.0.1:1/world"})})
     return RunRecord(run_id="run-1", spec=spec, created_unix_ns=1).to_bytes()
 
 
@@ -98,5 +98,6 @@ def test_what_is_needed_follows_each_change_of_a_run():
 
 def test_the_environment_service_is_needed_while_a_run_with_an_environment_is_live():
     assert NeededServices(view_of({"run-1.spec": record(0.1), "run-2.spec": with_environment()})).names == {"reference", "environment"}
+    assert NeededServices(view_of({"run-1.spec": with_environment(agent="pull")})).names == {"agent"}
     over = RunStatus(state="succeeded").to_bytes()
     assert NeededServices(view_of({"run-2.spec": with_environment(), "run-2.status": over})).names == frozenset()

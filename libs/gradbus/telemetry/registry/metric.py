@@ -9,7 +9,7 @@ from typing import Final, Literal
 Instrument = Literal["counter", "up_down_counter", "gauge", "histogram"]
 """Histograms record each value; the others are read when metrics are exported, so that an update costs next to nothing."""
 
-EVERY: Final = ("gateway", "conductor", "rollout", "reward", "environment", "reference", "trainer", "weight_store")
+EVERY: Final = ("gateway", "conductor", "rollout", "reward", "environment", "agent", "reference", "trainer", "weight_store")
 """Every service."""
 RUN: Final = "gradbus.run.id"
 LONG_SECONDS: Final = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)

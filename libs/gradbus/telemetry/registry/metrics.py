@@ -47,7 +47,7 @@ _MESSAGING: Final = (*_PROCESSED, "gradbus.operation")
 _DATABASE: Final = ("db.system.name", "db.operation.name", "error.type")
 _RPC: Final = ("rpc.system.name", "rpc.method", "error.type")
 _WIRE: Final = tuple(dict.fromkeys(("gradbus.wire", "gradbus.side", *_MESSAGING, *_DATABASE, *_RPC)))
-_ON_NATS: Final = tuple(service for service in EVERY if service not in {"reward", "environment"})
+_ON_NATS: Final = tuple(service for service in EVERY if service not in {"reward", "environment", "agent"})
 
 _WIRES: Final = (
     Metric("gradbus.wire.items", "counter", "{item}", EVERY, "Messages, groups or objects moved by successful operations.", _WIRE),
@@ -101,7 +101,7 @@ _WIRES: Final = (
         "rpc.server.call.duration",
         "histogram",
         "s",
-        ("reward", "environment", "reference", "weight_store"),
+        ("reward", "environment", "agent", "reference", "weight_store"),
         "Duration of a gRPC call, measured by the server.",
         _RPC,
         _SECONDS,
@@ -292,6 +292,35 @@ _ENVIRONMENTS: Final = (
     Metric("gradbus.environment.children", "up_down_counter", "{process}", ("environment",), "Processes of users' Python environments."),
 )
 
+_AGENTS: Final = (
+    Metric(
+        "gradbus.agent.calls",
+        "counter",
+        "{call}",
+        ("agent",),
+        "Calls of rollout workers by reply: ok, invalid, error, away (nobody claims, or an agent works on) or unknown_session.",
+        ("gradbus.agent.call", "gradbus.agent.status"),
+    ),
+    Metric(
+        "gradbus.agent.turns",
+        "counter",
+        "{turn}",
+        ("agent",),
+        "Turns given to agents: extend (the request goes on from a turn), fork (it begins a sequence) or replay (a retry).",
+        ("gradbus.agent.outcome",),
+        zeros=each("gradbus.agent.outcome", "extend", "fork", "replay"),
+    ),
+    Metric(
+        "gradbus.agent.refusals",
+        "counter",
+        "{request}",
+        ("agent",),
+        "Requests for a turn that were refused, by HTTP status.",
+        ("http.response.status_code",),
+    ),
+    Metric("gradbus.agent.episodes", "up_down_counter", "{episode}", ("agent",), "Episodes that are offered or played."),
+)
+
 METRICS: Final[tuple[Metric, ...]] = (
     *_PROCESS,
     *_WIRES,
@@ -301,6 +330,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     *_WEIGHTS,
     *_REWARDS,
     *_ENVIRONMENTS,
+    *_AGENTS,
     *GATEWAY,
 )
 METRIC: Final[Mapping[str, Metric]] = {metric.name: metric for metric in METRICS}

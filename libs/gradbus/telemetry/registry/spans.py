@@ -15,7 +15,7 @@ _SAMPLED = ("gen_ai.operation.name", "gen_ai.usage.output_tokens", "gen_ai.respo
 _PEER = ("server.address", "server.port")
 _REWARDS = ("gradbus.rewards", "gradbus.reward.part.*")
 _CALLERS = ("conductor", "rollout", "trainer")
-_SERVERS = ("reward", "environment", "reference", "weight_store")
+_SERVERS = ("reward", "environment", "agent", "reference", "weight_store")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,10 @@ SPANS = (
         "A call of the reference service; links to the groups' `reference`. First span of its trace.",
     ),
     SpanEntry(
-        "POST", ("reward", "environment"), ("http.request.method", *_PEER), "A call of the user's own scorer or environment over HTTP."
+        "POST",
+        ("reward", "environment", "agent"),
+        ("http.request.method", *_PEER),
+        "A call of the user's own scorer or environment over HTTP.",
     ),
     # A step's trace.
     SpanEntry(

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, cast
 from fastapi import Depends, Request
 from redis.asyncio import Redis
 
+from gradbus.access.keyring import Keyring
 from gradbus.bus import Bucket, Bus
 from gradbus.control.condemned import CondemnedBlobs
 from gradbus.objects import ObjectStore
-from gradbus_gateway.auth.keyring import Keyring
 from gradbus_gateway.auth.sessions import Sessions
 from gradbus_gateway.events.feeds import EventFeeds
 from gradbus_gateway.intake.submission import RunIntake

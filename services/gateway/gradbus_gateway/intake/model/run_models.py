@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from gradbus.access.keyring import Keyring
 from gradbus.errors import Fault, SpecError
 from gradbus.objects import ObjectStore
 from gradbus.spec import AncestorSpec, Kind, LineageSpec, ModelSpec, Version
 from gradbus.v1.weight_store_service_pb2 import ListCheckpointsRequest
 from gradbus.v1.weights_pb2 import WeightManifest
-from gradbus_gateway.auth.keyring import Keyring
 from gradbus_gateway.http.problems import ProblemError
 from gradbus_gateway.runs.relations import RunRelations
 from gradbus_gateway.runs.store import Run, RunStore

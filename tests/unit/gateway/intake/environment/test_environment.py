@@ -38,6 +38,7 @@ def faults(tmp_path, write_model, fork_server):
 async def test_a_run_needs_no_scorer_beside_its_environment(faults):
     assert await faults({"source": SOURCE}) == []
     assert await faults({"service": "http://env:9000/x"}) == []
+    assert await faults({"agent": "pull"}) == await faults({"agent": "http://agents:9000/play"}) == []
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,8 @@ async def test_a_run_needs_no_scorer_beside_its_environment(faults):
         ({"source": SOURCE, "service": "http://env:1/x"}, "environment: an environment has exactly one source"),
         ({"file": "world.py"}, "environment.file: the command line replaces a file by its text"),
         ({"service": "ftp://env/x"}, "environment.service: not the address of an environment"),
+        ({"source": SOURCE, "agent": "pull"}, "environment: an environment has exactly one source"),
+        ({"agent": "push"}, "environment.agent: not the address of an agent"),
         ({"source": SOURCE, "max_tokens": 7}, "environment.max_tokens: an episode has room for its first turn"),
         ({"source": SOURCE, "max_turn": 7}, "did you mean"),
     ],
@@ -68,6 +71,12 @@ async def test_what_cannot_be_beside_an_environment_is_refused(faults):
         fault.startswith("environment: a run of kind sft samples nothing")
         for fault in await faults({"source": SOURCE}, kind="sft", data={"train": "train.jsonl", "completion": "answer"})
     )
+
+
+async def test_what_an_agent_does_is_not_deterministic(faults):
+    assert await faults({"agent": "pull"}, deterministic=False) == []
+    [fault] = await faults({"agent": "pull"}, deterministic=True)
+    assert fault.startswith("deterministic: what an agent does is no function of the spec")
 
 
 async def test_a_sample_is_as_long_as_all_its_turns(faults):

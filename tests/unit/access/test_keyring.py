@@ -1,8 +1,8 @@
 """The keys of the file, as it changes."""
 
+from gradbus.access import keyring as module
 from gradbus.access.api_keys import new_api_key, read_api_keys, write_api_keys
-from gradbus_gateway.auth import keyring as module
-from gradbus_gateway.auth.keyring import Keyring
+from gradbus.access.keyring import Keyring
 
 
 def test_a_key_that_is_created_while_the_file_is_read_is_found(tmp_path, monkeypatch):

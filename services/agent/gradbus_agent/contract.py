@@ -1,0 +1,172 @@
+"""What agents ask and what the policy answers, whichever interface they speak."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gradbus.errors import GradbusError
+
+Document = dict[str, Any]
+Outcome = Literal["extend", "fork", "replay"]
+"""How a request was answered: it went on from a turn, it began a sequence, or it was a retry of one that was answered."""
+
+
+class RefusalError(GradbusError):
+    """A request that is answered with an error.
+
+    `status` 400, 401, 403, 404, 410 and 413 are final; 429 and 503 may be tried again, after `retry_after` seconds.
+    """
+
+    def __init__(self, status: int, code: str, message: str, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call."""
+
+    call_id: str
+    name: str
+    arguments: str
+    """As the policy drew it, or as the agent sent it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatMessage:
+    """A message of a conversation."""
+
+    role: str
+    """"system", "user", "assistant" or "tool"."""
+    content: str
+    calls: tuple[Call, ...] = ()
+    """Of the assistant."""
+    call_id: str = ""
+    """Of a tool's result: the call that it answers."""
+    name: str = ""
+    """Of a tool's result: the tool."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """What the policy is asked: a conversation up to where it draws."""
+
+    messages: tuple[ChatMessage, ...]
+    tools_json: str = ""
+    """A JSON list of {name, description, parameters}; empty without tools."""
+    max_tokens: int = 0
+    """0: no bound of its own."""
+    overridden: tuple[str, ...] = ()
+    """Parameters of the request that the run sets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A turn as tokens."""
+
+    prompt_tokens: int = 0
+    ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    versions: tuple[int, int] = (0, 0)
+    """The policy versions of the first and the last token."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyTurn:
+    """A turn of the policy, as its agent gets it."""
+
+    episode: str
+    attempt: int
+    number: int
+    message: ChatMessage
+    finish: Literal["stop", "length"]
+    outcome: Outcome
+    tokens: Tokens
+    model: str
+    created: int
+    """Unix time in seconds."""
+    overridden: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Unique to the turn, and the same in each answer with it."""
+        return f"{self.episode}.{self.attempt}.{self.number}"
+
+    def notes(self) -> Document:
+        """What no provider's interface has, as the field `gradbus` of an answer."""
+        return {
+            "episode": self.episode,
+            "attempt": self.attempt,
+            "turn": self.number,
+            "outcome": self.outcome,
+            "versions": list(self.tokens.versions),
+            "overridden_parameters": list(self.overridden),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How an agent ended its episode."""
+
+    status: Literal["ok", "invalid", "error"]
+    reason: str = ""
+    reward: float | None = None
+    components: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a rollout worker gets: what the policy is asked next, or how the episode ended."""
+
+    status: Literal["ok", "invalid", "error", "unknown_session"] = "ok"
+    reason: str = ""
+    is_away: bool = False
+    """With an error: it passes, and the caller asks again."""
+    messages: Sequence[ChatMessage] = ()
+    """They follow `after_turn`, or the last turn."""
+    after_turn: int | None = None
+    conversation: ChatRequest | None = None
+    """In place of `messages`: the first turn of a new sequence."""
+    max_new_tokens: int = 0
+    verdict: Verdict | None = None
+    """The episode is over."""
+
+    @classmethod
+    def error(cls, reason: str) -> Reply:
+        """A fault that the policy did not cause: the episode is tried again."""
+        return cls("error", reason)
+
+    @classmethod
+    def away(cls, reason: str) -> Reply:
+        """An error that passes."""
+        return cls("error", reason, is_away=True)
+
+    @classmethod
+    def over(cls, verdict: Verdict) -> Reply:
+        """The episode is over."""
+        return cls(verdict.status, verdict.reason, verdict=verdict)
+
+
+def canonical(value: object) -> str:
+    """The one form of a JSON value: keys sorted, no spaces, whole numbers without a point, as some languages write them again."""
+    return json.dumps(_whole(value), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
+
+
+def digest(text: str) -> bytes:
+    """SHA-256 of the text."""
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+
+
+def _whole(value: object) -> object:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _whole(part) for key, part in value.items()}
+    return [_whole(part) for part in value] if isinstance(value, list) else value

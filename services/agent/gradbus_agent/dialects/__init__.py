@@ -1,0 +1,1 @@
+"""The interfaces of model providers, as translations onto one request and one turn."""

@@ -1,0 +1,1 @@
+"""Episodes that agents play: offers, claims, the exchange of requests and turns."""

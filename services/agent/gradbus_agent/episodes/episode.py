@@ -1,0 +1,257 @@
+"""One attempt of an episode that an agent plays: requests come from one side, turns of the policy from the other."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gradbus.v1.environment_service_pb2 import StepRequest
+from gradbus_agent.contract import ChatRequest, Document, PolicyTurn, RefusalError, Reply, Verdict
+from gradbus_agent.episodes.asks import Ask, Asks, Mark
+from gradbus_agent.episodes.lease import Lease
+from gradbus_agent.episodes.turns import Opening, policy_turn
+from gradbus_agent.matching import Histories
+
+
+@dataclass(slots=True)
+class Step:
+    """The newest turn, with the reply to it."""
+
+    request: bytes
+    reply: Reply | None = None
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far an episode has come."""
+
+    turns: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    limit: str = ""
+    """The run's limit that ended it; its agent still has to say how it went."""
+    over: str = ""
+    """Why its key is of no use any more."""
+    verdict: Verdict | None = None
+
+
+class AgentEpisode:
+    """One attempt of an episode."""
+
+    def __init__(self, opening: Opening, session: str) -> None:
+        self.opening = opening
+        self.session = session
+        self.key_hash = b""
+        """Of the key that its agent has; empty while nobody plays it."""
+        self.lock = asyncio.Lock()
+        """Held by the call of the rollout worker."""
+        self.heard = time.monotonic()
+        """When the rollout worker called last."""
+        self.on_over: Callable[[AgentEpisode], None] = lambda _: None
+        self._lease = Lease(opening.section.step_seconds)
+        self._asks = Asks()
+        self._histories = Histories()
+        self._progress = Progress()
+        self._opened: Reply | None = None
+        self._step: Step | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether an agent has it."""
+        return bool(self.key_hash)
+
+    @property
+    def over(self) -> str:
+        """Why it is over; empty while it goes on."""
+        return self._progress.over
+
+    # The agent
+
+    def claim(self, key_hash: bytes) -> None:
+        """An agent takes it."""
+        self.key_hash = key_hash
+        self._lease.renew()
+        self._changed.set()
+
+    def beat(self) -> None:
+        """The agent is alive. Raises RefusalError if the episode is over."""
+        self._check()
+        self._lease.renew()
+
+    def submit(self, request: ChatRequest, mark: Mark) -> Ask:
+        """The request in the queue, or the earlier one that it repeats. Raises RefusalError."""
+        known = self._asks.known(mark)
+        if known is not None and (known.answer.done() or not self._progress.over):
+            known.waiting += 1
+            self._progress.outcomes["replay"] += 1
+            return known
+        self._check()
+        if self._progress.limit:
+            raise self._limit_error()
+        self._lease.renew()
+        ask = self._asks.add(request, mark)
+        self._changed.set()
+        return ask
+
+    def leave(self, ask: Ask, *, is_delivered: bool) -> None:
+        """A connection that waited for the answer ends."""
+        self._asks.leave(ask, is_delivered=is_delivered)
+        self._lease.renew()
+
+    def end(self, verdict: Verdict) -> None:
+        """The agent says how it went. Raises RefusalError if the episode ended in another way before."""
+        if self._progress.verdict == verdict:
+            return
+        self._check()
+        self._progress.verdict = verdict
+        self.finish("its agent ended the episode")
+
+    def counters(self) -> Document:
+        """How far it has come."""
+        progress = self._progress
+        return {
+            "episode": self.opening.episode_id,
+            "attempt": self.opening.attempt,
+            "turns": progress.turns,
+            "extended": progress.outcomes["extend"],
+            "forked": progress.outcomes["fork"],
+            "replayed": progress.outcomes["replay"],
+            "limit": progress.limit or None,
+            "over": progress.over or None,
+        }
+
+    def finish(self, reason: str) -> None:
+        """Its key is of no use from now on, and whoever waits for a turn is told so."""
+        if self._progress.over:
+            return
+        self._progress.over = reason
+        error = RefusalError(410, "episode_over", f"the episode {self.opening.episode_id} is over: {reason}; claim another one")
+        self._asks.refuse_queue(error)
+        if self._progress.verdict is None:
+            self._asks.refuse_drawing(error)
+        self._asks.answered.clear()
+        self._histories = Histories()
+        self._changed.set()
+        self.on_over(self)
+
+    # The rollout worker
+
+    async def until_claimed(self, seconds: float) -> bool:
+        """Waits for an agent."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not (self.is_claimed or self.over):
+                    await self._wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def first(self, seconds: float) -> Reply:
+        """What the agent asks first."""
+        if self._opened is None:
+            reply = await self._next(seconds)
+            if reply.verdict is not None and reply.verdict.status == "ok":
+                return Reply.error("the agent ended the episode before it asked anything; let it send a request first")
+            if reply.status == "error":
+                return reply
+            self._opened = reply
+        return self._opened
+
+    async def step(self, request: StepRequest, seconds: float) -> Reply:
+        """What the agent asks after a turn of the policy; the newest turn again gets its first reply."""
+        content = request.assistant.SerializeToString(deterministic=True) + request.end_reason.encode()
+        last = self._progress.turns - 1
+        if self._step is not None and request.turn == (last if request.assistant.finish != "none" else last + 1):
+            if self._step.request == content:
+                return await self._reply(self._step, seconds)
+            if request.turn == last:
+                return Reply.error(f"turn {last} was another one before; a repeated request must equal the first")
+        if request.turn != last + 1 or self._opened is None or self._progress.limit:
+            return Reply.error(f"turn {request.turn} is not the next one of this session, which is {last + 1}; send the turns in order")
+        self._take(request)
+        self._step = Step(content)
+        return await self._reply(self._step, seconds)
+
+    async def _reply(self, step: Step, seconds: float) -> Reply:
+        if step.reply is None:
+            reply = await self._next(seconds)
+            if reply.is_away:
+                return reply
+            step.reply = reply
+        return step.reply
+
+    def _take(self, request: StepRequest) -> None:
+        """Gives the turn to the request that waits for it."""
+        if request.is_last:
+            self._progress.limit = request.end_reason or "end"
+        asked = self._asks.drawing
+        if request.assistant.finish == "none":
+            self._asks.refuse_drawing(self._no_room(request.end_reason))
+        elif asked is not None:
+            is_extending = self._histories.find(asked.request).turn is not None
+            turn = policy_turn(self.opening, request, asked.request, is_extending)
+            self._progress.turns += 1
+            self._progress.outcomes[turn.outcome] += 1
+            self._histories.add(turn.number, asked.request, turn.message)
+            self._answer(turn)
+        if request.is_last:
+            self._asks.refuse_queue(self._limit_error())
+
+    def _answer(self, turn: PolicyTurn) -> None:
+        self._asks.settle(turn)
+        self._lease.renew()
+
+    async def _next(self, seconds: float) -> Reply:
+        """What the agent does next, as soon as it does something, or an error that passes after so many seconds."""
+        deadline = time.monotonic() + seconds
+        while True:
+            progress = self._progress
+            if progress.verdict is not None:
+                return Reply.over(progress.verdict)
+            if progress.over:
+                return Reply.error(progress.over)
+            if not progress.limit and (asked := self._asks.drawing or self._asks.take()) is not None:
+                return self._asked(asked.request)
+            if self._lease.left <= 0:
+                self.finish(f"the agent of episode {self.opening.episode_id} did nothing for {self._lease.seconds:g} s; {_ADVICE}")
+                continue
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return Reply.away(f"the agent of episode {self.opening.episode_id} is alive, and has asked nothing for {seconds:.0f} s")
+            try:
+                async with asyncio.timeout(min(left, self._lease.left)):
+                    await self._wait()
+            except TimeoutError:
+                continue
+
+    def _asked(self, request: ChatRequest) -> Reply:
+        match = self._histories.find(request)
+        if match.turn is None:
+            return Reply(conversation=request, max_new_tokens=request.max_tokens)
+        after = match.turn if match.turn != self._progress.turns - 1 else None
+        return Reply(messages=match.following, after_turn=after, max_new_tokens=request.max_tokens)
+
+    async def _wait(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _check(self) -> None:
+        if self._progress.over:
+            message = f"the episode {self.opening.episode_id} is over: {self._progress.over}; claim another one"
+            raise RefusalError(410, "episode_over", message)
+
+    def _limit_error(self) -> RefusalError:
+        limit = self._progress.limit
+        return RefusalError(403, limit, f"the episode reached the run's limit {limit}; post its end with a reward, and ask no more")
+
+    def _no_room(self, end_reason: str) -> RefusalError:
+        if end_reason != "context":
+            return self._limit_error()
+        message = "the conversation leaves no room in the model's context; post the episode's end with a reward, and ask no more"
+        return RefusalError(400, "context_length_exceeded", message)
+
+
+_ADVICE = "let it send a beat while it works, or raise environment.step_seconds"

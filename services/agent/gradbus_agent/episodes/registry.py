@@ -1,0 +1,185 @@
+"""Every episode that agents may play, or play: by its run, its session, its key."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+import time
+from collections import OrderedDict, deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from gradbus.telemetry import get_logger
+from gradbus_agent.contract import RefusalError, Reply
+from gradbus_agent.episodes.episode import AgentEpisode
+from gradbus_agent.episodes.turns import Opening
+from gradbus_agent.telemetry import count_episodes
+
+_log = get_logger(__name__)
+MAX_EPISODES: Final = 4096
+"""Of one run."""
+MAX_CLAIMS: Final = 1024
+"""Claims of all runs that wait."""
+_MAX_ENDED: Final = 4096
+"""Keys of ended episodes that are still told so."""
+_MAX_ATTEMPTS: Final = 65_536
+_OFFER_SECONDS: Final = 60.0
+"""An offer that nobody claimed, or an episode that is over, is forgotten when no rollout worker asks for it any more."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """The offers of one run that wait for an agent."""
+
+    waiting: deque[AgentEpisode] = field(default_factory=deque)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    claims: int = 0
+    """That wait."""
+    claimed: float = field(default_factory=time.monotonic)
+    """When an agent took an episode last; before the first time, when the run offered its first one."""
+
+
+class Registry:
+    """The episodes of all runs."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, _Run] = {}
+        self._sessions: dict[str, AgentEpisode] = {}
+        self._of_episode: dict[tuple[str, str, str], AgentEpisode] = {}
+        self._attempts: OrderedDict[tuple[str, str, str], int] = OrderedDict()
+        """The newest attempt of each episode, whether or not it is still open."""
+        self._keys: dict[bytes, AgentEpisode] = {}
+        self._ended: OrderedDict[bytes, AgentEpisode] = OrderedDict()
+        self._claims = 0
+
+    # The rollout worker
+
+    def open(self, opening: Opening) -> AgentEpisode | Reply:
+        """The episode of an opening: that of an equal one before, or a new offer, which closes an older attempt's. Or why there is none."""
+        newest = self._attempts.get(opening.key, -1)
+        if opening.attempt < newest:
+            return Reply.error(f"attempt {opening.attempt} of this episode is older than attempt {newest}; give it up")
+        known = self._of_episode.get(opening.key)
+        if known is not None and opening.attempt == newest:
+            if known.opening != opening:
+                return Reply.error("this attempt was opened with another item; a repeated request must equal the first")
+            return known
+        if known is not None:
+            self.close(known, "its episode is played in another attempt")
+        if sum(of[0] == opening.run_id for of in self._of_episode) >= MAX_EPISODES:
+            return Reply.away(f"the run has {MAX_EPISODES} episodes, as many as it may; use fewer slots or workers")
+        return self._offer(opening)
+
+    def of_session(self, run_id: str, session: str) -> AgentEpisode | None:
+        """The episode of a session."""
+        found = self._sessions.get(session)
+        return found if found is not None and found.opening.run_id == run_id else None
+
+    def close(self, episode: AgentEpisode, reason: str) -> None:
+        """Forgets an episode; its key is of no use any more."""
+        if self._sessions.pop(episode.session, None) is None:
+            return
+        del self._of_episode[episode.opening.key]
+        episode.finish(reason)
+        run = self._runs.get(episode.opening.run_id)
+        if run is not None and episode in run.waiting:
+            run.waiting.remove(episode)
+        count_episodes(-1)
+
+    def unclaimed_seconds(self, run_id: str) -> float:
+        """How long no agent has claimed an episode of the run."""
+        run = self._runs.get(run_id)
+        return 0.0 if run is None else time.monotonic() - run.claimed
+
+    def close_idle(self, seconds: float) -> None:
+        """Closes episodes whose rollout worker said nothing for so long, and forgets runs without episodes."""
+        now = time.monotonic()
+        for episode in list(self._sessions.values()):
+            limit = seconds if episode.is_claimed and not episode.over else min(seconds, _OFFER_SECONDS)
+            if not episode.lock.locked() and episode.heard < now - limit:
+                _log.info("episode_idle", run_id=episode.opening.run_id, episode=episode.opening.episode_id, seconds=limit)
+                self.close(episode, "its rollout worker is gone")
+        in_use = {of[0] for of in self._of_episode}
+        for run_id in [name for name, run in self._runs.items() if name not in in_use and not run.claims]:
+            del self._runs[run_id]
+
+    def close_all(self) -> None:
+        """Closes every episode."""
+        for episode in list(self._sessions.values()):
+            self.close(episode, "the agent service stops")
+
+    # The agent
+
+    async def claim(self, run_id: str, capacity: int, seconds: float) -> list[tuple[AgentEpisode, str]]:
+        """Up to `capacity` episodes of the run with their keys; none after so many seconds. Raises RefusalError if too many wait."""
+        if self._claims >= MAX_CLAIMS:
+            raise RefusalError(429, "too_many_claims", f"{MAX_CLAIMS} claims wait, as many as may; claim less often", retry_after=5)
+        run = self._runs.setdefault(run_id, _Run())
+        run.claims += 1
+        self._claims += 1
+        try:
+            async with asyncio.timeout(seconds):
+                while not run.waiting:
+                    run.changed.clear()
+                    await run.changed.wait()
+        except TimeoutError:
+            return []
+        finally:
+            run.claims -= 1
+            self._claims -= 1
+        taken = [run.waiting.popleft() for _ in range(min(capacity, len(run.waiting)))]
+        return [(episode, self.give(episode)) for episode in taken]
+
+    def give(self, episode: AgentEpisode) -> str:
+        """Makes the key of an episode's agent, which then has it."""
+        key = secrets.token_urlsafe(32)
+        self._keys.pop(episode.key_hash, None)
+        episode.claim(_hash(key))
+        self._keys[episode.key_hash] = episode
+        self._run(episode).claimed = time.monotonic()
+        return key
+
+    def take_back(self, episode: AgentEpisode) -> None:
+        """Its agent did not take it; the key is of no use."""
+        self._keys.pop(episode.key_hash, None)
+        episode.key_hash = b""
+
+    def of_key(self, key: str) -> AgentEpisode:
+        """The episode of a key, also if it is over. Raises RefusalError for a key of none."""
+        hashed = _hash(key)
+        found = self._keys.get(hashed) or self._ended.get(hashed)
+        if found is None or not hmac.compare_digest(found.key_hash, hashed):
+            raise RefusalError(401, "invalid_api_key", "this is the key of no episode; use the api_key that came with the episode")
+        return found
+
+    def _offer(self, opening: Opening) -> AgentEpisode:
+        episode = AgentEpisode(opening, secrets.token_hex(16))
+        episode.on_over = self._ends
+        self._sessions[episode.session] = episode
+        self._of_episode[opening.key] = episode
+        self._attempts[opening.key] = opening.attempt
+        self._attempts.move_to_end(opening.key)
+        if len(self._attempts) > _MAX_ATTEMPTS:
+            self._attempts.popitem(last=False)
+        if opening.agent == "pull":
+            run = self._run(episode)
+            run.waiting.append(episode)
+            run.changed.set()
+        count_episodes(1)
+        return episode
+
+    def _run(self, episode: AgentEpisode) -> _Run:
+        return self._runs.setdefault(episode.opening.run_id, _Run())
+
+    def _ends(self, episode: AgentEpisode) -> None:
+        if self._keys.pop(episode.key_hash, None) is None:
+            return
+        self._ended[episode.key_hash] = episode
+        if len(self._ended) > _MAX_ENDED:
+            self._ended.popitem(last=False)
+
+
+def _hash(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()

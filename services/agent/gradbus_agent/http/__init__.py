@@ -1,0 +1,1 @@
+"""The HTTP side: routes, keys, bodies, errors."""

@@ -1,0 +1,123 @@
+"""A request for a turn of the policy, from its body to its answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from dataclasses import dataclass
+from typing import Any, Final
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from gradbus_agent.contract import PolicyTurn, RefusalError
+from gradbus_agent.dialects.base import Dialect, Wish
+from gradbus_agent.episodes.asks import Ask, Mark
+from gradbus_agent.episodes.episode import AgentEpisode
+from gradbus_agent.episodes.registry import Registry
+from gradbus_agent.http.bodies import read_body, read_object
+from gradbus_agent.http.keys import episode_of
+from gradbus_agent.telemetry import count_refusal, count_turn
+
+_KEEP_ALIVE_SECONDS: Final = 10.0
+_SSE: Final = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """An ASGI application: the route of one dialect."""
+
+    registry: Registry
+    dialect: Dialect
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers with the policy's turn, or a refusal."""
+        request = Request(scope, receive)
+        try:
+            episode = episode_of(request, self.registry)
+            body = await read_body(request)
+            wish = self.dialect.read(read_object(body))
+            ask = episode.submit(wish.request, _mark(request, body))
+        except RefusalError as error:
+            count_refusal(error.status)
+            await error_response(error, self.dialect)(scope, receive, send)
+            return
+        except ClientDisconnect:
+            return
+        await _Exchange(episode, ask, wish, self.dialect).run(scope, receive, send)
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """One connection that waits for a turn."""
+
+    episode: AgentEpisode
+    ask: Ask
+    wish: Wish
+    dialect: Dialect
+    has_begun: bool = False
+    """Whether the head of a stream was sent."""
+
+    async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gone = asyncio.create_task(_disconnected(receive), name="disconnect")
+        is_delivered = False
+        try:
+            while not (self.ask.answer.done() or gone.done()):
+                waited: set[asyncio.Future[Any]] = {self.ask.answer, gone}
+                await asyncio.wait(waited, timeout=_KEEP_ALIVE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                if self.wish.is_stream and not (self.ask.answer.done() or gone.done()):
+                    await self._piece(send, b": keep-alive\n\n")
+            if not gone.done():
+                await self._answer(scope, receive, send)
+                is_delivered = not gone.done()  # nothing ran since the last bytes were written
+        finally:
+            self.episode.leave(self.ask, is_delivered=is_delivered)
+            gone.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await gone
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            turn = self.ask.answer.result()
+        except RefusalError as error:
+            count_refusal(error.status)
+            if self.has_begun:
+                await self._piece(send, b"".join(self.dialect.error_events(error)))
+                await send({"type": "http.response.body", "body": b""})
+            else:
+                await error_response(error, self.dialect)(scope, receive, send)
+            return
+        count_turn(turn.outcome)
+        await self._give(turn, scope, receive, send)
+
+    async def _give(self, turn: PolicyTurn, scope: Scope, receive: Receive, send: Send) -> None:
+        if self.wish.is_stream:
+            await self._piece(send, b"".join(self.dialect.events(turn, self.wish)))
+            await send({"type": "http.response.body", "body": b""})
+        else:
+            await JSONResponse(self.dialect.whole(turn, self.wish))(scope, receive, send)
+
+    async def _piece(self, send: Send, piece: bytes) -> None:
+        if not self.has_begun:
+            self.has_begun = True
+            await send({"type": "http.response.start", "status": 200, "headers": _SSE})
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+
+
+def error_response(error: RefusalError, dialect: Dialect) -> Response:
+    """A refusal as a response."""
+    headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
+    return JSONResponse(dialect.error(error), error.status, headers)
+
+
+def _mark(request: Request, body: bytes) -> Mark:
+    """SDKs count the retries of a request in a header; 0 is none."""
+    is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
+    return Mark(hashlib.sha256(request.url.path.encode() + b"\n" + body).digest(), is_retry, request.headers.get("idempotency-key", ""))
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

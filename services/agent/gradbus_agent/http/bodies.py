@@ -1,0 +1,43 @@
+"""Bodies of requests as JSON objects, within bounds."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from starlette.requests import Request
+
+from gradbus.strict_json import parse_json
+from gradbus_agent.contract import Document, RefusalError
+
+MAX_BODY: Final = 4 << 20
+_MAX_VALUES: Final = 262_144
+
+
+async def read_body(request: Request) -> bytes:
+    """The body. Raises RefusalError for one that is too large, and ClientDisconnect."""
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal() or int(length) > MAX_BODY:
+        raise _too_large()
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > MAX_BODY:
+            raise _too_large()
+    return bytes(body)
+
+
+def read_object(body: bytes) -> Document:
+    """The object in a body; of an empty one, an empty object. Raises RefusalError."""
+    if not body:
+        return {}
+    try:
+        found = parse_json(body, _MAX_VALUES)
+    except ValueError as error:
+        raise RefusalError(400, "invalid_json", f"the body is not JSON: {error}; send a JSON object") from None
+    if not isinstance(found, dict):
+        raise RefusalError(400, "invalid_json", "the body is no JSON object; send one")
+    return found
+
+
+def _too_large() -> RefusalError:
+    return RefusalError(413, "body_too_large", f"the body is larger than {MAX_BODY >> 20} MiB; send a shorter conversation")

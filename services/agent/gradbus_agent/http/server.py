@@ -1,0 +1,139 @@
+"""The HTTP server: uvicorn's, with bounds on what a client may do before it is known."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, Final
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from gradbus.errors import SettingsError
+from gradbus.telemetry import get_logger
+
+_log = get_logger(__name__)
+_BACKLOG: Final = 2048
+_DRAIN_SECONDS: Final = 5
+_IDLE_SECONDS: Final = 60
+_HEAD_BYTES: Final = 32 << 10
+_HEAD_SECONDS: Final = 10.0
+_BODY_SECONDS: Final = 60.0
+_OTHER_FILES: Final = 256
+
+
+class HttpServer:
+    """Serves an application on an address."""
+
+    def __init__(self, address: str, app: ASGIApp) -> None:
+        """Raises SettingsError when the address is taken."""
+        self._listener = _listen(address)
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,  # a path may carry a key
+                lifespan="off",
+                ws="none",
+                http=_BoundedConnection,
+                server_header=False,
+                limit_concurrency=_most_connections(),
+                timeout_keep_alive=_IDLE_SECONDS,
+                timeout_graceful_shutdown=_DRAIN_SECONDS,
+            )
+        )
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Serves inside the block, then finishes the requests in flight."""
+        serving = asyncio.create_task(self._server.serve([self._listener]), name="http")
+        host, port = self._listener.getsockname()[:2]
+        _log.info("serving", address=f"{host}:{port}")
+        try:
+            yield
+        finally:
+            self._server.should_exit = True
+            await serving
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leaves signals to `gradbus.process`."""
+        yield
+
+
+class _BoundedConnection(HttpToolsProtocol):
+    """Closes a connection whose client is slow with a head or a body, or whose head is too large."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self._head_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        self._owe(_HEAD_SECONDS)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._owe(0.0)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._head_bytes > _HEAD_BYTES:
+            self.transport.close()
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self._owe(_HEAD_SECONDS)
+
+    def on_headers_complete(self) -> None:
+        """The head is complete."""
+        super().on_headers_complete()
+        self._head_bytes = 0
+        self._owe(_BODY_SECONDS)
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        super().on_body(body)
+        self._head_bytes = 0
+
+    def on_message_complete(self) -> None:
+        """The request is complete."""
+        super().on_message_complete()
+        self._head_bytes = 0
+        self._owe(0.0)
+
+    def _owe(self, seconds: float) -> None:
+        """The client owes a head or a body, within so many seconds."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self.loop.call_later(seconds, self.transport.close) if seconds else None
+
+
+def _listen(address: str) -> socket.socket:
+    host, _, port = address.rpartition(":")
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host.strip("[]"), int(port)), family=family, backlog=_BACKLOG)
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"cannot listen on {address} ({error}); set GRADBUS_HTTP_LISTEN to a free address") from None
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    return listener
+
+
+def _most_connections() -> int:
+    """Raises the limit on open files as far as this process may, and returns how many connections it allows."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    return 16_384 if most == resource.RLIM_INFINITY else max(16, min(16_384, most - _OTHER_FILES))

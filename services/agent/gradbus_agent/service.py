@@ -1,0 +1,166 @@
+"""The agent service: gRPC for rollout workers, HTTP for agents."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Any, Final
+
+import grpc
+from pydantic import ValidationError
+
+from gradbus.access.keyring import Keyring
+from gradbus.process import Process
+from gradbus.rpc import RpcServer
+from gradbus.spec.sections import EnvironmentSpec
+from gradbus.telemetry import get_logger
+from gradbus.v1 import environment_service_pb2 as pb
+from gradbus.v1.environment_service_pb2_grpc import EnvironmentServiceServicer, add_EnvironmentServiceServicer_to_server
+from gradbus_agent.contract import Reply
+from gradbus_agent.episodes.episode import AgentEpisode
+from gradbus_agent.episodes.registry import Registry
+from gradbus_agent.episodes.turns import Opening, open_response, step_response
+from gradbus_agent.http.app import Endpoint, create_app
+from gradbus_agent.http.server import HttpServer
+from gradbus_agent.push import Agents
+from gradbus_agent.settings import AgentSettings
+from gradbus_agent.telemetry import count_reply
+
+_log = get_logger(__name__)
+_CLAIM_SECONDS: Final = 20.0
+"""How long one Open waits for an agent: the rollout worker then shows the reason, and asks again."""
+_RESPONSE_SECONDS: Final = 0.5  # of the caller's deadline, for the way back
+_WAIT_SECONDS: Final = 60.0
+"""Of a caller without a deadline."""
+_SWEEP_SECONDS: Final = 5.0
+_DIGEST: Final = "agent"
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class AgentService(EnvironmentServiceServicer):
+    """An agent as an environment: it asks, and the policy's turns are its answers."""
+
+    def __init__(self, registry: Registry, agents: Agents, public_url: str) -> None:
+        self._registry = registry
+        self._agents = agents
+        self._public_url = public_url
+
+    async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:  # noqa: N802 - named by gRPC
+        """See the proto. An agent sends its tools with each request."""
+        try:
+            section = _section(request.environment_json)
+        except ValueError as error:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        if section.agent != "pull" and not self._public_url:
+            message = "agents are not called from here: nobody said at which address they reach it; set GRADBUS_PUBLIC_URL"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
+        return pb.DescribeResponse(name="agent", digest=_DIGEST, determinism=pb.DETERMINISM_NONE)
+
+    async def Open(self, request: pb.OpenRequest, context: Context) -> pb.OpenResponse:  # noqa: N802 - named by gRPC
+        """See the proto."""
+        try:
+            section = _section(request.environment_json)
+        except ValueError as error:
+            return open_response("", Reply.error(str(error)))
+        opening = Opening(request.run_id, request.episode_id, request.attempt, request.player, request.item_json or "{}", section)
+        found = self._registry.open(opening)
+        session, reply = "", found if isinstance(found, Reply) else Reply()
+        if isinstance(found, AgentEpisode):
+            session = found.session
+            async with _held(found):
+                reply = await self._opened(found, _seconds(context))
+        count_reply("open", reply)
+        return open_response(session, reply)
+
+    async def Step(self, request: pb.StepRequest, context: Context) -> pb.StepResponse:  # noqa: N802 - named by gRPC
+        """See the proto."""
+        episode = self._registry.of_session(request.run_id, request.session)
+        if episode is None:
+            reply = Reply("unknown_session", "the service does not know this session; open the episode again and repeat its turns")
+        else:
+            async with _held(episode):
+                reply = await episode.step(request, _seconds(context))
+        count_reply("step", reply)
+        return step_response(reply)
+
+    async def Close(self, request: pb.CloseRequest, context: Context) -> pb.CloseResponse:  # noqa: ARG002, N802 - the shape of gRPC
+        """See the proto."""
+        episode = self._registry.of_session(request.run_id, request.session)
+        if episode is not None:
+            self._registry.close(episode, "its rollout worker closed it")
+        return pb.CloseResponse()
+
+    async def _opened(self, episode: AgentEpisode, seconds: float) -> Reply:
+        until = time.monotonic() + seconds
+        if episode.opening.agent != "pull":
+            if not episode.is_claimed and (failed := await self._posted(episode)) is not None:
+                return failed
+        elif not await episode.until_claimed(min(seconds, _CLAIM_SECONDS)):
+            run_id = episode.opening.run_id
+            waited = self._registry.unclaimed_seconds(run_id)
+            return Reply.away(
+                f"no agent has claimed an episode of this run for {waited:.0f} s; start your agent, which claims by "
+                f'POST /v1/agent/claim {{"run": "{run_id}"}} to the agent service'
+            )
+        return await episode.first(until - time.monotonic())
+
+    async def _posted(self, episode: AgentEpisode) -> Reply | None:
+        """Gives the episode to the agent at its address. The agent may ask before it has answered the post."""
+        key = self._registry.give(episode)
+        try:
+            failed = await self._agents.post(episode.opening.agent, episode.opening.document(f"{self._public_url}/v1", key))
+        except asyncio.CancelledError:
+            self._registry.take_back(episode)
+            raise
+        if failed is not None and failed.is_away:
+            self._registry.take_back(episode)
+        elif failed is not None:
+            self._registry.close(episode, failed.reason)
+        return failed
+
+
+def _section(environment_json: str) -> EnvironmentSpec:
+    """Raises ValueError for a section without an agent."""
+    try:
+        section = EnvironmentSpec.model_validate_json(environment_json)
+    except ValidationError as error:
+        raise ValueError(f"the [environment] section is not valid ({error.error_count()} faults); submit the run again") from error
+    if section.agent is None:
+        raise ValueError("the run's environment is no agent; ask the environment service")
+    return section
+
+
+@contextlib.asynccontextmanager
+async def _held(episode: AgentEpisode) -> Any:
+    async with episode.lock:
+        try:
+            yield
+        finally:
+            episode.heard = time.monotonic()
+
+
+def _seconds(context: Context) -> float:
+    remaining = context.time_remaining()
+    return _WAIT_SECONDS if remaining is None else max(0.0, remaining - _RESPONSE_SECONDS)
+
+
+async def serve(settings: AgentSettings, process: Process) -> None:
+    """Serves until the process is asked to stop. Raises SettingsError when an address is taken or the keys cannot be read."""
+    registry, agents = Registry(), Agents(settings.addresses)
+    public_url = settings.public_url.rstrip("/")
+    http = HttpServer(settings.http_listen, create_app(Endpoint(registry, Keyring(settings.api_keys_file), public_url)))
+    server = RpcServer(settings.rpc)
+    add_EnvironmentServiceServicer_to_server(AgentService(registry, agents, public_url), server.server)
+    await server.start()
+    async with http.serving():
+        process.ready = True
+        while not process.stopping.is_set():
+            registry.close_idle(settings.session_seconds)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_SWEEP_SECONDS):
+                    await process.stopping.wait()
+        registry.close_all()
+    await server.stop()
+    await agents.end()

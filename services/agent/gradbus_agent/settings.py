@@ -1,0 +1,26 @@
+"""Settings of the agent service."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from gradbus.process import ProcessSettings
+from gradbus.user_services.addresses import AGENT, AddressPolicy
+
+
+class AgentSettings(ProcessSettings):
+    """Settings of the agent service: its HTTP address, and the agents that it may call."""
+
+    http_listen: str = Field("127.0.0.1:0", description="host:port on which agents reach it over HTTP; `listen` is for rollout workers.")
+    public_url: str = Field("", description="http(s)://host:port by which agents reach it. Empty: by the Host that a claim names.")
+    api_keys_file: Path = Field(Path("/etc/gradbus/api-keys.json"), description="Records of the gateway's API keys, by which agents claim.")
+    allow_loopback: bool = Field(False, description="Whether addresses of agents may lead to this machine.")
+    allowed_hosts: tuple[str, ...] = Field((), description='Hosts that agents may be at, as a JSON list: ["agents", "*.svc"].')
+    session_seconds: float = Field(900.0, gt=0.0, description="An episode whose rollout worker said nothing for so long is closed.")
+
+    @property
+    def addresses(self) -> AddressPolicy:
+        """Where agents may be, to which episodes are posted."""
+        return AddressPolicy(self.allowed_hosts, self.allow_loopback, AGENT)

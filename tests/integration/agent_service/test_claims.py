@@ -1,0 +1,113 @@
+"""Who may claim what, how long an offer waits, and what a key is good for."""
+
+import asyncio
+import time
+
+import pytest
+
+from gradbus.v1 import environment_service_pb2 as pb
+
+OK, INVALID, ERROR = pb.ENVIRONMENT_STATUS_OK, pb.ENVIRONMENT_STATUS_INVALID, pb.ENVIRONMENT_STATUS_ERROR
+
+
+async def test_an_episode_that_nobody_claims_is_away_with_what_to_do_and_waits_on(worker, claim):
+    opened = await worker.open(timeout=3)
+    assert (opened.status, opened.is_away, opened.session) == (ERROR, True, "")
+    assert "no agent has claimed an episode of this run for" in opened.reason
+    assert f'POST /v1/agent/claim {{"run": "{worker.run_id}"}}' in opened.reason
+    opening = asyncio.create_task(worker.open())
+    offers = (await claim(worker.run_id, capacity=8)).json()
+    assert [one["episode"] for one in offers] == ["train.0.0.0"], "the same offer is found again"
+    assert (await claim(worker.run_id, seconds=0)).json() == []
+    opening.cancel()
+
+
+async def test_a_claim_waits_for_episodes_and_takes_as_many_as_it_has_room_for(worker, claim):
+    claiming = asyncio.create_task(claim(worker.run_id, capacity=2))
+    await asyncio.sleep(0.2)
+    opening = [asyncio.create_task(worker.open(f"train.0.0.{n}", timeout=3)) for n in range(3)]
+    assert len((await claiming).json()) in {1, 2}
+    await asyncio.gather(*opening)
+
+
+async def test_claims_are_for_keys_that_may_write_runs(service, worker, claim, http):
+    assert (await claim(worker.run_id, key="wrong")).status_code == 401
+    refused = await claim(worker.run_id, key=service.reader)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forbidden")
+    assert (await http.post(f"{service.url}/v1/agent/claim", json={"run": "x"})).status_code == 401
+
+
+@pytest.mark.parametrize("wrong", [{"capacity": 0}, {"capacity": True}, {"wait_seconds": 61}, {"wait_seconds": "1"}, {"run": 5}])
+async def test_a_claim_that_is_wrong_says_what_to_send(claim, wrong):
+    refused = await claim(wrong.pop("run", "run"), **wrong)
+    assert (refused.status_code, refused.json()["error"]["type"]) == (400, "invalid_request_error")
+
+
+async def test_a_key_is_that_of_one_episode(begin, http):
+    (_, first, opening), (_, second, other) = await begin(), await begin()
+    assert (await http.get(first.url("models"), headers={"x-api-key": second.offer["api_key"]})).status_code == 200
+    first.offer["episode"] = "train.0.0.7"
+    assert (await first.beat()).status_code == 403
+    assert (await http.get(first.url("models"), headers={"authorization": "Bearer wrong"})).status_code == 401
+    assert (await http.get(first.url("models"))).status_code == 401
+    in_path = first.offer["base_url"].replace("/v1", f"/e/{first.offer['api_key']}/v1")
+    assert (await http.get(f"{in_path}/models")).json()["data"][0]["id"] == first.offer["model"]
+    assert (await http.post(first.url("agent/claim"), json={"run": "x"}, headers=first.headers)).status_code == 401
+    opening.cancel()
+    other.cancel()
+
+
+async def test_an_agent_that_does_nothing_is_given_up_and_its_key_is_gone(begin):
+    _worker, agent, opening = await begin(step_seconds=1.0)
+    began = time.monotonic()
+    opened = await opening
+    assert 0.5 < time.monotonic() - began < 10
+    assert (opened.status, opened.is_away) == (ERROR, False)
+    assert "did nothing for 1 s" in opened.reason
+    gone = await agent.chat("hello")
+    assert (gone.status_code, gone.json()["error"]["code"]) == (410, "episode_over")
+    assert (await agent.end(reward=1)).status_code == 410
+
+
+async def test_beats_keep_an_agent_that_works_and_its_worker_waits(begin):
+    worker, agent, opening = await begin(step_seconds=1.0)
+    for _ in range(5):
+        await asyncio.sleep(0.4)
+        assert (await agent.beat()).json() == {"lease_seconds": 1.0}
+    asked = asyncio.create_task(agent.chat("hello"))
+    worker.session = (await opening).session
+    stepping = asyncio.create_task(worker.step("4", timeout=2))
+    await asked
+    for _ in range(5):
+        await asyncio.sleep(0.4)
+        await agent.beat()
+    away = await stepping
+    assert (away.status, away.is_away) == (ERROR, True), "a caller with a deadline is told to ask again"
+    worker.turn -= 1
+    again = asyncio.create_task(worker.step("4"))
+    assert (await agent.end(reward=0.5)).status_code == 200
+    assert ((await again).done, (await again).reward) == (True, 0.5)
+
+
+async def test_another_attempt_closes_the_one_before(begin, worker, claim):
+    worker, agent, opening = await begin()
+    opening.cancel()
+    asked = asyncio.create_task(agent.chat("hello"))
+    await asyncio.sleep(0.2)
+    newer = asyncio.create_task(worker.open(attempt=1))
+    assert (await asked).status_code == 410
+    (offer,) = (await claim(worker.run_id)).json()
+    assert (offer["attempt"], offer["api_key"] != agent.offer["api_key"]) == (1, True)
+    older = await worker.open(attempt=0)
+    assert (older.status, older.is_away) == (ERROR, False)
+    newer.cancel()
+
+
+async def test_a_session_that_is_closed_is_over_for_its_agent_and_unknown_to_its_worker(begin):
+    worker, agent, opening = await begin()
+    asked = asyncio.create_task(agent.chat("hello"))
+    worker.session = (await opening).session
+    await worker.close()
+    assert (await asked).status_code == 410
+    assert (await agent.beat()).status_code == 410
+    assert (await worker.step("4")).status == pb.ENVIRONMENT_STATUS_UNKNOWN_SESSION

@@ -1,0 +1,278 @@
+"""What a request goes on from, what is a retry, and what a run's limits do to an agent."""
+
+import asyncio
+import json
+
+import pytest
+
+from gradbus.v1 import environment_service_pb2 as pb
+
+OK, INVALID, ERROR = pb.ENVIRONMENT_STATUS_OK, pb.ENVIRONMENT_STATUS_INVALID, pb.ENVIRONMENT_STATUS_ERROR
+RETRY = {"x-stainless-retry-count": "1"}
+TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def assistant(text):
+    return {"role": "assistant", "content": text}
+
+
+class Game:
+    """An episode with its agent and its worker in step: one request, one turn."""
+
+    def __init__(self, worker, agent, opening):
+        self.worker, self.agent, self.opening = worker, agent, opening
+        self.answering = opening
+        self.asked = None
+
+    async def ask(self, messages, **fields):
+        """A request of the agent, and the reply that the worker gets."""
+        self.asked = asyncio.create_task(self.agent.chat(messages, **fields))
+        reply = await self.answering
+        self.worker.session = self.worker.session or reply.session
+        return reply
+
+    async def draw(self, *given, **named):
+        """A turn of the policy, and the answer that the agent gets."""
+        self.answering = asyncio.create_task(self.worker.step(*given, **named))
+        return await self.asked
+
+
+@pytest.fixture
+async def game(begin):
+    made = Game(*await begin())
+    yield made
+    made.answering.cancel()
+
+
+async def test_a_request_goes_on_from_an_earlier_turn_or_is_a_conversation_of_its_own(game):
+    await game.ask([user("a")])
+    await game.draw("b")
+    extended = await game.ask([user("a"), assistant("b"), user("c"), user("d")])
+    assert [one.content for one in extended.messages] == ["c", "d"]
+    assert not extended.HasField("after_turn")
+    await game.draw("e")
+    forked = await game.ask([user("a"), assistant("b"), user("x")])
+    assert ([one.content for one in forked.messages], forked.after_turn) == (["x"], 0)
+    assert (await game.draw("y")).json()["gradbus"]["outcome"] == "extend"
+    last = await game.ask([user("a"), assistant("b"), user("x"), assistant("y"), user("z")])
+    assert ([one.content for one in last.messages], last.HasField("after_turn")) == (["z"], False)
+    await game.draw("!")
+    edited = await game.ask([user("a"), assistant("b!"), user("c")])
+    assert [(one.role, one.content) for one in edited.conversation.messages] == [("user", "a"), ("assistant", "b!"), ("user", "c")]
+    assert (await game.draw("f")).json()["gradbus"]["outcome"] == "fork"
+    with_tools = await game.ask([user("a"), assistant("b"), user("c")], tools=TOOLS)
+    assert (len(with_tools.conversation.messages), json.loads(with_tools.conversation.tools_json)[0]["name"]) == (3, "look")
+    await game.draw("g")
+    system = await game.ask([user("a"), assistant("b"), {"role": "system", "content": "s"}])
+    assert len(system.conversation.messages) == 3, "a template takes no system message after a turn"
+    await game.draw("h")
+    shown = await game.agent.show()
+    assert (shown["turns"], shown["extended"], shown["forked"]) == (7, 3, 4)
+
+
+async def test_calls_of_the_conversation_go_to_the_worker_as_they_are(game):
+    call = {"id": "mine", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    reply = await game.ask(
+        [user("a"), {"role": "assistant", "tool_calls": [call]}, {"role": "tool", "tool_call_id": "mine", "content": "r"}]
+    )
+    _, called, result = reply.conversation.messages
+    assert [(one.call_id, one.name, one.arguments_json) for one in called.calls] == [("mine", "look", "{}")]
+    assert (result.call_id, result.name, result.content) == ("mine", "look", "r")
+    await game.draw("b")
+
+
+async def test_a_malformed_call_is_text(game):
+    await game.ask("a")
+    answer = await game.draw("hm ", ("", "<call>{", 2))
+    (choice,) = answer.json()["choices"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", "hm <call>{")
+    assert "tool_calls" not in choice["message"]
+    extended = await game.ask([user("a"), choice["message"], user("that was no call")])
+    assert [one.content for one in extended.messages] == ["that was no call"]
+    await game.draw("b")
+
+
+async def test_a_marked_retry_gets_the_same_bits_and_an_equal_request_draws_anew(game):
+    await game.ask("a")
+    retried = asyncio.create_task(game.agent.chat("a", RETRY))
+    await asyncio.sleep(0.3)
+    first = await game.draw("b")
+    assert (await retried).content == first.content, "it joins the one in flight"
+    assert (await game.agent.chat("a", RETRY)).content == first.content
+    again = await game.ask("a")
+    assert [one.content for one in again.conversation.messages] == ["a"]
+    second = await game.draw("c")
+    assert second.json()["gradbus"]["turn"] == 1
+    assert (await game.agent.chat("a", RETRY)).content == second.content, "of equal ones the newest"
+
+
+async def test_an_idempotency_key_names_one_request(game):
+    key = {"idempotency-key": "k1"}
+    await game.ask("a", headers=key)
+    first = await game.draw("b")
+    assert (await game.agent.chat("a", key)).content == first.content
+    refused = await game.agent.chat("other", key)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "idempotency_key_reused")
+
+
+async def test_a_request_whose_connection_was_lost_is_found_again(game):
+    asked = asyncio.create_task(game.agent.chat("a"))
+    reply = await game.opening
+    game.worker.session = reply.session
+    asked.cancel()
+    await asyncio.sleep(0.3)
+    game.answering = asyncio.create_task(game.worker.step("b"))
+    await asyncio.sleep(0.3)
+    assert (await game.agent.chat("a")).json()["choices"][0]["message"]["content"] == "b"
+    anew = asyncio.create_task(game.agent.chat("a"))
+    assert (await game.answering).HasField("conversation"), "it was delivered now, so an equal one is another"
+    anew.cancel()
+
+
+async def test_a_request_that_is_lost_before_its_turn_is_dropped(game):
+    await game.ask("a")
+    waiting = asyncio.create_task(game.agent.chat("b"))
+    await asyncio.sleep(0.3)
+    waiting.cancel()
+    await asyncio.sleep(0.3)
+    await game.draw("1")
+    reply = await game.ask("c")
+    assert [one.content for one in reply.conversation.messages] == ["c"]
+    await game.draw("2")
+
+
+async def test_parallel_requests_wait_in_order_and_too_many_are_refused(game):
+    asked = []
+    for n in range(16):
+        asked.append(asyncio.create_task(game.agent.chat(f"{n}")))
+        await asyncio.sleep(0.03)
+    refused = await game.agent.chat("17")
+    assert (refused.status_code, refused.headers["retry-after"], refused.json()["error"]["type"]) == (429, "1", "rate_limit_error")
+    game.worker.session = (await game.opening).session
+    for n in range(16):
+        game.answering = asyncio.create_task(game.worker.step(f"to {n}"))
+        assert (await asked[n]).json()["choices"][0]["message"]["content"] == f"to {n}"
+        if n < 15:
+            assert [one.content for one in (await game.answering).conversation.messages] == [f"{n + 1}"]
+
+
+async def test_the_last_turn_is_given_and_the_end_is_waited_for(game):
+    await game.ask("a")
+    waiting = asyncio.create_task(game.agent.chat("b"))
+    await asyncio.sleep(0.2)
+    answer = await game.draw("cut", finish="length", end="max_tokens")
+    assert answer.json()["choices"][0]["finish_reason"] == "length"
+    refused = await waiting
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "max_tokens")
+    assert (await game.agent.chat("c")).status_code == 403
+    await game.agent.end(reward=0.25)
+    over = await game.answering
+    assert (over.done, over.reward) == (True, 0.25)
+
+
+@pytest.mark.parametrize(("end", "status", "code"), [("context", 400, "context_length_exceeded"), ("max_tokens", 403, "max_tokens")])
+async def test_a_turn_without_room_is_refused(game, end, status, code):
+    await game.ask("a")
+    answer = await game.draw("", finish="none", end=end)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert (await game.agent.chat("b")).status_code == 403
+    await game.agent.end(reward=1)
+    assert (await game.answering).done
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "reason"),
+    [
+        ({"status": "invalid", "reason": "no such file"}, INVALID, "no such file"),
+        ({"status": "error", "reason": "disk full"}, ERROR, "disk full"),
+        ({"status": "error"}, ERROR, "the agent failed and gave no reason"),
+    ],
+)
+async def test_an_agent_ends_an_episode_that_it_cannot_judge(game, body, status, reason):
+    await game.ask("a")
+    await game.draw("b")
+    await game.agent.end(**body)
+    over = await game.answering
+    assert (over.status, over.reason, over.done) == (status, reason, False)
+
+
+async def test_an_end_without_a_reward_has_none(game):
+    await game.ask("a")
+    await game.draw("b")
+    await game.agent.end()
+    over = await game.answering
+    assert (over.done, over.HasField("reward")) == (True, False)
+
+
+async def test_an_end_before_the_first_request_is_an_error(game):
+    await game.agent.end(reward=1)
+    opened = await game.opening
+    assert (opened.status, "before it asked anything" in opened.reason) == (ERROR, True)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"reward": 1e9}, {"reward": "1"}, {"reward": True}, {"components": {"a": 1}}, {"status": "fine"}, {"reward": 1, "components": [1]}],
+)
+async def test_an_end_that_is_wrong_changes_nothing(game, wrong):
+    await game.ask("a")
+    assert (await game.agent.end(**wrong)).status_code == 400
+    assert (await game.agent.end(attempt=5, reward=1)).status_code == 410
+    await game.draw("b")
+    await game.agent.end(reward=1)
+    assert (await game.answering).done
+
+
+async def test_a_repeated_step_gets_its_first_reply_and_another_one_is_refused(game):
+    await game.ask("a")
+    await game.draw("b")
+    reply = await game.ask([user("a"), assistant("b"), user("c")])
+    game.worker.turn -= 1
+    again = await game.worker.step("b")
+    assert again == reply
+    game.worker.turn -= 1
+    assert "another one before" in (await game.worker.step("other")).reason
+    game.worker.turn += 3
+    assert "send the turns in order" in (await game.worker.step("x")).reason
+    game.worker.turn = 0
+    await game.draw("d")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"n": 2}, {"best_of": 3}, {"logit_bias": {"1": 5}}, {"response_format": {"type": "json_object"}}, {"stop": ["x"]},
+        {"tool_choice": "required"}, {"max_tokens": 0}, {"max_tokens": "7"}, {"stream": "yes"}, {"tools": [{"type": "web"}]},
+        {"tools": TOOLS * 2}, {"messages": []}, {"messages": [assistant("a")]}, {"messages": [{"role": "robot", "content": "a"}]},
+        {"messages": [user([{"type": "image_url", "image_url": {"url": "x"}}])]}, {"messages": [{"role": "tool", "content": "a"}]},
+        {"messages": [user("a")] * 4097}, {"messages": "a"},
+    ],
+)  # fmt: skip
+async def test_what_the_policy_cannot_do_is_refused_with_what_to_do(game, fields):
+    refused = await game.agent.http.post(
+        game.agent.url("chat/completions"), json={"messages": [user("a")], **fields}, headers=game.agent.headers
+    )
+    error = refused.json()["error"]
+    assert (refused.status_code, error["type"]) == (400, "invalid_request_error")
+    assert ";" in error["message"]
+
+
+async def test_sampling_parameters_are_the_runs_and_are_told(game):
+    await game.ask("a", temperature=0.0, top_p=0.5, seed=3, n=1, stop=None, response_format={"type": "text"})
+    answer = (await game.draw("b")).json()
+    assert answer["gradbus"]["overridden_parameters"] == ["temperature", "top_p", "seed"]
+
+
+@pytest.mark.parametrize("content", [b"{", b"[1]", b'{"messages": NaN}', b"\xff", b'{"a": "\\ud800"}'])
+async def test_a_body_that_is_no_json_object_is_refused(game, content):
+    refused = await game.agent.http.post(game.agent.url("chat/completions"), content=content, headers=game.agent.headers)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_json")
+
+
+async def test_a_body_that_is_too_large_is_refused(game):
+    refused = await game.agent.http.post(game.agent.url("chat/completions"), content=b"x" * (4 << 20) + b"x", headers=game.agent.headers)
+    assert refused.status_code == 413
