@@ -3,10 +3,6 @@
 import asyncio
 import json
 import os
-import socket
-import subprocess
-import time
-from pathlib import Path
 
 import grpc
 import pytest
@@ -146,27 +142,9 @@ async def test_an_address_that_is_not_allowed_is_refused(episode):
 
 
 @pytest.fixture
-def openenv(free_port):
+def openenv(start_package):
     """Starts an environment on OpenEnv's own package."""
-    started = []
-
-    def start(kind):
-        port = free_port()
-        started.append(
-            subprocess.Popen([OPENENV, str(Path(__file__).with_name("openenv_server.py")), kind, str(port)], stderr=subprocess.DEVNULL)
-        )
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            with socket.socket() as attempt:
-                if attempt.connect_ex(("127.0.0.1", port)) == 0:
-                    return f"openenv+ws://127.0.0.1:{port}"
-            time.sleep(0.1)
-        raise AssertionError("it does not start")
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
+    return lambda kind: f"openenv+ws://{start_package(OPENENV, 'openenv_server.py', kind)}"
 
 
 @pytest.mark.skipif(not OPENENV, reason="GRADBUS_TEST_OPENENV names no Python with openenv-core")
