@@ -88,6 +88,9 @@ async def test_a_plain_environment_has_one_tool_and_its_observations_are_results
     assert [one.content for one in answer.messages[:2]] == ['{"sign":"<"}', '{"sign":"="}']
     assert json.loads(answer.messages[2].content)["error"] == "episode_over"
     await world.close()
+    async with asyncio.timeout(10):
+        while fake.asked[-1] != {"type": "close"}:  # it is sent and not waited for
+            await asyncio.sleep(0.01)
     assert fake.asked[-4:] == [
         {"type": "reset", "data": {"seed": 7, "episode_id": "train.0.0.1"}},
         {"type": "step", "data": {"guess": 3}},
