@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import threading
 
 import grpc
 import pytest
@@ -30,6 +31,7 @@ class FakeServer:
         self.asked = []
         self.answers = []
         self.first = observation("?")
+        self.closed = threading.Event()
 
     async def __call__(self, scope, receive, send):
         if scope["type"] == "http":
@@ -43,6 +45,7 @@ class FakeServer:
             message = json.loads(event["text"])
             self.asked.append(message)
             if message["type"] == "close":
+                self.closed.set()
                 await send({"type": "websocket.close"})
                 return
             said = self.answer(message)
@@ -88,9 +91,7 @@ async def test_a_plain_environment_has_one_tool_and_its_observations_are_results
     assert [one.content for one in answer.messages[:2]] == ['{"sign":"<"}', '{"sign":"="}']
     assert json.loads(answer.messages[2].content)["error"] == "episode_over"
     await world.close()
-    async with asyncio.timeout(10):
-        while fake.asked[-1] != {"type": "close"}:  # it is sent and not waited for
-            await asyncio.sleep(0.01)
+    assert await asyncio.to_thread(fake.closed.wait, 10), "it is sent and not waited for"
     assert fake.asked[-4:] == [
         {"type": "reset", "data": {"seed": 7, "episode_id": "train.0.0.1"}},
         {"type": "step", "data": {"guess": 3}},
