@@ -9,6 +9,18 @@ from typing import Any
 from gradbus.errors import Fault
 from gradbus.spec.sections import EnvironmentSpec
 
+_ADDRESSES = (
+    "http://",
+    "https://",
+    "openenv+ws://",
+    "openenv+wss://",
+    "nemo-gym+http://",
+    "nemo-gym+https://",
+    "mcp+http://",
+    "mcp+https://",
+)
+_WITHOUT_REWARDS = ("mcp+http://", "mcp+https://")
+
 
 def environment_faults(kind: str, sections: Mapping[str, Any], deterministic: object) -> Iterator[Fault]:
     """Faults of a run of this kind that has an environment. `sections` are those that are valid by themselves."""
@@ -21,6 +33,10 @@ def environment_faults(kind: str, sections: Mapping[str, Any], deterministic: ob
     yield from _source_faults(environment)
     if environment.agent is not None and deterministic is True:
         yield Fault("deterministic", "what an agent does is no function of the spec", "true", "false, or none")
+    reward = sections.get("reward")
+    is_unscored = reward is not None and all(one is None for one in (reward.grader, reward.service, reward.model))
+    if is_unscored and (environment.service or "").startswith(_WITHOUT_REWARDS):
+        yield Fault("reward", "an MCP server gives no rewards", "none", "a [reward] with a grader, a service or a model")
     algorithm, rollout = sections.get("algorithm"), sections.get("rollout")
     if algorithm is not None and not algorithm.reads_rewards:
         message = f"advantage = {algorithm.advantage} reads no rewards, and an episode that failed is known by its missing reward"
@@ -45,11 +61,11 @@ def _source_faults(environment: EnvironmentSpec) -> Iterator[Fault]:
             "environment.service",
             "not the address of an environment",
             environment.service[:80],
-            "http(s)://host:port/path or openenv+ws(s)://host:port",
+            "http(s)://host:port/path, openenv+ws(s)://host:port, nemo-gym+http(s)://host:port or mcp+http(s)://host:port/path",
         )
     elif environment.agent not in (None, "pull") and not environment.agent.startswith(("http://", "https://")):
         yield Fault("environment.agent", "not the address of an agent", environment.agent[:80], "`pull` or http(s)://host:port/path")
 
 
 def _is_address(service: str) -> bool:
-    return service.startswith(("http://", "https://", "openenv+ws://", "openenv+wss://")) and service.isprintable() and " " not in service
+    return service.startswith(_ADDRESSES) and service.isprintable() and " " not in service

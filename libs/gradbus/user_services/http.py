@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+from collections.abc import Container, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import httpcore2
@@ -22,7 +23,7 @@ from gradbus.user_services.first_connection import FirstConnection
 FAILURES: Final = (httpcore2.NetworkError, httpcore2.ProtocolError, httpx2.InvalidURL, UnicodeError)
 """What a call raises when the service cannot be reached or speaks no HTTP."""
 _BUSY: Final = frozenset({429, 502, 503, 504})
-_OK: Final = 200
+_OK: Final = frozenset({200})
 CONNECTIONS: Final = 100
 _IDLE_SECONDS: Final = 5.0
 """How long a connection is kept for the next request."""
@@ -36,6 +37,22 @@ class HttpRequest:
     url: str
     content: bytes = b""
     """JSON, or nothing."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Beside those of every request; names in lower case."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpResponse:
+    """One response, whole."""
+
+    status: int
+    headers: Sequence[tuple[str, str]]
+    """Names in lower case; one may come several times."""
+    body: bytes
+
+    def header(self, name: str) -> str:
+        """The first header of the name; empty if there is none."""
+        return next((value for key, value in self.headers if key == name), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +82,15 @@ class HttpClient:
         )
 
     async def call(self, request: HttpRequest, bounds: BodyBounds, deadline_seconds: float) -> bytes:
-        """The body of the response, from the first of the checked addresses that accepts the connection. The caller keeps the deadline.
+        """The body of the response, whose status must be 200; otherwise as `exchange`."""
+        return (await self.exchange(request, bounds, deadline_seconds)).body
 
-        Raises UserCodeError for an address, a status or a body that is refused, and one of `FAILURES`.
+    async def exchange(
+        self, request: HttpRequest, bounds: BodyBounds, deadline_seconds: float, accepted: Container[int] = _OK
+    ) -> HttpResponse:
+        """The response, from the first of the checked addresses that accepts the connection. The caller keeps the deadline.
+
+        `accepted`: statuses. Raises UserCodeError for an address, a status or a body that is refused, and one of `FAILURES`.
         """
         endpoint = await self._policy.resolve(request.url, self._threads)
         await self._first_connection.wait(endpoint, deadline_seconds)
@@ -75,14 +98,16 @@ class HttpClient:
         with span(request.method, SpanKind.CLIENT, attributes=attributes):
             for address in endpoint.addresses[:-1]:
                 with contextlib.suppress(httpcore2.ConnectError):
-                    return await self._call_at(address, endpoint, request, bounds)
-            return await self._call_at(endpoint.addresses[-1], endpoint, request, bounds)
+                    return await self._exchange_at(address, endpoint, request, bounds, accepted)
+            return await self._exchange_at(endpoint.addresses[-1], endpoint, request, bounds, accepted)
 
     async def close(self) -> None:
         """Closes the connections."""
         await self._connections.aclose()
 
-    async def _call_at(self, address: IPAddress, endpoint: Endpoint, request: HttpRequest, bounds: BodyBounds) -> bytes:
+    async def _exchange_at(
+        self, address: IPAddress, endpoint: Endpoint, request: HttpRequest, bounds: BodyBounds, accepted: Container[int]
+    ) -> HttpResponse:
         url = httpx2.URL(request.url)
         pinned = httpcore2.URL(scheme=url.scheme, host=str(address), port=endpoint.port, target=url.raw_path)
         name = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
@@ -90,6 +115,7 @@ class HttpClient:
         headers |= {"accept": "*/*", "accept-encoding": "identity"}
         if request.content:
             headers |= {"content-type": "application/json", "content-length": str(len(request.content))}
+        headers.update(request.headers)
         propagate.inject(headers)
         # TLS verifies the name, although the connection goes to the address.
         extensions = {} if _is_address(endpoint.host) else {"sni_hostname": endpoint.host}
@@ -99,9 +125,10 @@ class HttpClient:
         ) as response:
             if response.status in _BUSY:
                 raise BusyServiceError(f"{self._name} responded with {response.status}; it is asked again")
-            if response.status != _OK:
+            if response.status not in accepted:
                 raise UserCodeError(f"{self._name} responded with {response.status}; it must respond with 200, redirects are not followed")
-            return await self._limited_body(response, bounds)
+            found = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in response.headers]
+            return HttpResponse(response.status, found, await self._limited_body(response, bounds))
 
     async def _limited_body(self, response: httpcore2.Response, bounds: BodyBounds) -> bytes:
         stream: BoundedStream = response.extensions["network_stream"]

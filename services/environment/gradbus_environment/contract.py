@@ -100,6 +100,8 @@ class Answer:
     state_digest: str = ""
     is_away: bool = False
     """With an error: nobody listens at the environment's address, or it has no room for now."""
+    tools: Sequence[ToolDescription] = ()
+    """Of an opening: those of this episode, in place of the description's."""
 
     @classmethod
     def error(cls, reason: str) -> Answer:

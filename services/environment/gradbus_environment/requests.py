@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 
 from gradbus.v1 import environment_service_pb2 as pb
-from gradbus_environment.contract import CALL_STATUS, STATUS, Answer, Description, Move, Opening
+from gradbus_environment.contract import CALL_STATUS, STATUS, Answer, Description, Move, Opening, ToolDescription
 
 
 def opening_of(request: pb.OpenRequest) -> Opening:
@@ -41,12 +42,14 @@ def description_message(description: Description) -> pb.DescribeResponse:
 
 
 def open_message(session: str, answer: Answer) -> pb.OpenResponse:
-    """The response to Open."""
+    """The response to Open. An episode with tools of its own has them beside its messages, as one conversation."""
+    conversation = pb.Conversation(messages=answer.messages, tools_json=_tools_json(answer.tools)) if answer.tools else None
     return pb.OpenResponse(
         status=STATUS[answer.status],
         reason=_utf8(answer.reason),
         session=session,
-        messages=answer.messages,
+        messages=() if answer.tools else answer.messages,
+        conversation=conversation,
         state_digest=answer.state_digest,
         is_away=answer.is_away,
     )
@@ -65,6 +68,11 @@ def step_message(answer: Answer) -> pb.StepResponse:
         state_digest=answer.state_digest,
         is_away=answer.is_away,
     )
+
+
+def _tools_json(tools: Sequence[ToolDescription]) -> str:
+    listed = [{"name": one.name, "description": one.description, "parameters": json.loads(one.parameters_json)} for one in tools]
+    return _utf8(json.dumps(listed, ensure_ascii=False))
 
 
 def _utf8(text: str) -> str:

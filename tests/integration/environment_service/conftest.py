@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import uvicorn
@@ -155,6 +156,29 @@ def http_server():
     for server, thread in started:
         server.should_exit = True
         thread.join(10)
+
+
+@pytest.fixture
+def start_package(free_port):
+    """Starts a server that stands on a protocol's own package, `python script kind port`, and gives its host and port."""
+    started = []
+
+    def start(python, script, kind):
+        port = free_port()
+        command = [python, str(Path(__file__).with_name(script)), kind, str(port)]
+        started.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and started[-1].poll() is None:
+            with socket.socket() as attempt:
+                if attempt.connect_ex(("127.0.0.1", port)) == 0:
+                    return f"127.0.0.1:{port}"
+            time.sleep(0.1)
+        raise AssertionError("it does not start")
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
 
 
 def json_application(answer):

@@ -3,10 +3,7 @@
 import asyncio
 import json
 import os
-import socket
-import subprocess
-import time
-from pathlib import Path
+import threading
 
 import grpc
 import pytest
@@ -34,6 +31,7 @@ class FakeServer:
         self.asked = []
         self.answers = []
         self.first = observation("?")
+        self.closed = threading.Event()
 
     async def __call__(self, scope, receive, send):
         if scope["type"] == "http":
@@ -47,6 +45,7 @@ class FakeServer:
             message = json.loads(event["text"])
             self.asked.append(message)
             if message["type"] == "close":
+                self.closed.set()
                 await send({"type": "websocket.close"})
                 return
             said = self.answer(message)
@@ -92,6 +91,7 @@ async def test_a_plain_environment_has_one_tool_and_its_observations_are_results
     assert [one.content for one in answer.messages[:2]] == ['{"sign":"<"}', '{"sign":"="}']
     assert json.loads(answer.messages[2].content)["error"] == "episode_over"
     await world.close()
+    assert await asyncio.to_thread(fake.closed.wait, 10), "it is sent and not waited for"
     assert fake.asked[-4:] == [
         {"type": "reset", "data": {"seed": 7, "episode_id": "train.0.0.1"}},
         {"type": "step", "data": {"guess": 3}},
@@ -146,27 +146,9 @@ async def test_an_address_that_is_not_allowed_is_refused(episode):
 
 
 @pytest.fixture
-def openenv(free_port):
+def openenv(start_package):
     """Starts an environment on OpenEnv's own package."""
-    started = []
-
-    def start(kind):
-        port = free_port()
-        started.append(
-            subprocess.Popen([OPENENV, str(Path(__file__).with_name("openenv_server.py")), kind, str(port)], stderr=subprocess.DEVNULL)
-        )
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline:
-            with socket.socket() as attempt:
-                if attempt.connect_ex(("127.0.0.1", port)) == 0:
-                    return f"openenv+ws://127.0.0.1:{port}"
-            time.sleep(0.1)
-        raise AssertionError("it does not start")
-
-    yield start
-    for process in started:
-        process.kill()
-        process.wait()
+    return lambda kind: f"openenv+ws://{start_package(OPENENV, 'openenv_server.py', kind)}"
 
 
 @pytest.mark.skipif(not OPENENV, reason="GRADBUS_TEST_OPENENV names no Python with openenv-core")

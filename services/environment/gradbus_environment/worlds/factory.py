@@ -11,7 +11,9 @@ from gradbus.spec.sections import EnvironmentSpec
 from gradbus.user_services.addresses import AddressPolicy
 from gradbus_environment.contract import EnvironmentRefusedError, World
 from gradbus_environment.worlds.http import HttpWorld
-from gradbus_environment.worlds.openenv import SCHEMES, OpenEnvWorld
+from gradbus_environment.worlds.mcp import MCP, McpWorld
+from gradbus_environment.worlds.nemo_gym.world import NEMO_GYM, NemoGymWorld
+from gradbus_environment.worlds.openenv import OPENENV, OpenEnvWorld
 from gradbus_environment.worlds.python import ChildSettings, PythonWorld
 
 
@@ -44,6 +46,10 @@ def create_world(section: EnvironmentSpec, settings: WorldSettings, budget: Proc
         return PythonWorld(section.source, settings.children, budget)
     if section.service is not None and section.service.startswith(("http://", "https://")):
         return HttpWorld(section.service, settings.addresses)
-    if section.service is not None and section.service.startswith(SCHEMES):
+    if section.service is not None and section.service.startswith(OPENENV):
         return OpenEnvWorld(section.service, settings.addresses)
+    if section.service is not None and section.service.startswith(NEMO_GYM):
+        return NemoGymWorld(section.service, settings.addresses)
+    if section.service is not None and section.service.startswith(MCP):
+        return McpWorld(section.service, settings.addresses)
     raise EnvironmentRefusedError("the run's environment section has neither a source nor a service of a known kind; fix it")

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
-from httpcore2 import ConnectError
-
-from gradbus.errors import BusyServiceError, UserCodeError
+from gradbus.errors import UserCodeError
 from gradbus.sandbox.bounds import MAX_REASON
-from gradbus.strict_json import is_unicode, parse_json
-from gradbus.user_services.addresses import AddressPolicy, AddressRefusedError, shown
-from gradbus.user_services.http import CONNECTIONS, FAILURES, BodyBounds, HttpClient, HttpRequest
+from gradbus.strict_json import is_unicode
+from gradbus.user_services.addresses import AddressPolicy, AddressRefusedError
 from gradbus_environment.answers import AnswerError, checked_reward, ok_answer, opening_messages, step_messages
 from gradbus_environment.contract import (
     Answer,
@@ -28,9 +23,8 @@ from gradbus_environment.contract import (
     ToolDescription,
     canonical,
 )
+from gradbus_environment.worlds.json_client import JsonClient, JsonRequest, failed_call, json_object
 
-_BOUNDS: Final = BodyBounds(8 << 20, 4096, "shorten its messages")
-_MAX_VALUES: Final = 65_536
 _MAX_TOOLS: Final = 128
 _MAX_SCHEMA: Final = 65_536
 _MAX_TEXT: Final = 4096
@@ -41,18 +35,15 @@ class HttpWorld:
     """Calls `/describe`, `/open`, `/step` and `/close` below a URL. What comes back is checked; a bad answer is an ERROR."""
 
     def __init__(self, url: str, policy: AddressPolicy) -> None:
-        self._url = url.rstrip("/")
-        self._name = f"the environment at {shown(url)}"
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="environment")
-        self._client = HttpClient(self._name, policy, self._thread)
-        self._places = asyncio.Semaphore(CONNECTIONS)
+        self._client = JsonClient(url.rstrip("/"), policy)
+        self._name = self._client.name
         self._sessions: dict[str, str] = {}
         """The server's names of sessions."""
 
     async def describe(self, seconds: float) -> Description:
         """`GET /describe`."""
         try:
-            return self._described(await self._call("GET", "describe", None, seconds))
+            return self._described(await self._client.call(JsonRequest("GET", "/describe"), json_object, seconds))
         except AnswerError as error:
             raise EnvironmentRefusedError(f"{self._name} answered /describe wrongly: {error}") from error
         except AddressRefusedError as error:
@@ -63,7 +54,7 @@ class HttpWorld:
         opening = session.opening
         asked = {"run_id": opening.run_id, "episode_id": opening.episode_id, "attempt": opening.attempt, "seed": opening.seed}
         try:
-            said = await self._call("POST", "open", {**asked, "item": json.loads(opening.item_json)}, seconds)
+            said = await self._post("/open", {**asked, "item": json.loads(opening.item_json)}, seconds)
             if (failed := _failed(said)) is not None:
                 return failed
             self._sessions[session.id] = _text(said, "session", required=True)
@@ -71,7 +62,7 @@ class HttpWorld:
         except AnswerError as error:
             return Answer.error(f"{self._name} answered /open wrongly: {error}")
         except UserCodeError as error:
-            return _error(error)
+            return failed_call(error)
 
     async def step(self, session: Session, move: Move, seconds: float) -> Answer:
         """`POST /step`."""
@@ -79,7 +70,7 @@ class HttpWorld:
         request_id = f"{opening.key}.{opening.attempt}.{move.turn}"
         asked = {"session": self._sessions[session.id], "request_id": request_id, **move.document()}
         try:
-            said = await self._call("POST", "step", asked, seconds)
+            said = await self._post("/step", asked, seconds)
             if (failed := _failed(said)) is not None:
                 return failed
             reward = checked_reward(said.get("reward"), {} if said.get("components") is None else said["components"])
@@ -87,19 +78,21 @@ class HttpWorld:
         except AnswerError as error:
             return Answer.error(f"{self._name} answered /step wrongly: {error}")
         except UserCodeError as error:
-            return _error(error)
+            return failed_call(error)
 
     async def close(self, session: Session) -> None:
         """`POST /close`; a failure harms nobody here."""
         name = self._sessions.pop(session.id, None)
         if name is not None:
             with contextlib.suppress(UserCodeError, AnswerError):  # its server forgets the session in its own time
-                await self._call("POST", "close", {"session": name}, _CLOSE_SECONDS)
+                await self._post("/close", {"session": name}, _CLOSE_SECONDS)
 
     async def end(self) -> None:
         """Closes the connections."""
         await self._client.close()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def _post(self, path: str, asked: Document, seconds: float) -> Document:
+        return await self._client.call(JsonRequest("POST", path, asked), json_object, seconds)
 
     def _described(self, said: Document) -> Description:
         name, version, digest = (_text(said, field, required=field == "name") for field in ("name", "version", "digest"))
@@ -109,42 +102,6 @@ class HttpWorld:
         tools = described_tools(said.get("tools", []))
         whole = canonical({"name": name, "version": version, "tools": [[one.name, one.description, one.parameters_json] for one in tools]})
         return Description(name, digest or hashlib.sha256(whole.encode()).hexdigest(), determinism == "seeded", tools)
-
-    async def _call(self, method: str, path: str, asked: Document | None, seconds: float) -> Document:
-        """The JSON object that came back. Raises UserCodeError."""
-        loop = asyncio.get_running_loop()
-        try:
-            # The wait for a connection is not the environment's.
-            async with self._places, asyncio.timeout(seconds):
-                # JSON in a thread of its own, so that one run holds up no other.
-                content = b"" if asked is None else await loop.run_in_executor(self._thread, _encoded, asked)
-                body = await self._client.call(HttpRequest(method, f"{self._url}/{path}", content), _BOUNDS, seconds)
-                said = await loop.run_in_executor(self._thread, _decoded, body)
-        except TimeoutError as error:
-            raise UserCodeError(f"{self._name} did not answer /{path} within {seconds:.1f} s; make it faster") from error
-        except FAILURES as error:
-            raise UserCodeError(f"{self._name} failed at /{path}: {error or type(error).__name__}; check that it runs") from error
-        return said
-
-
-def _error(error: UserCodeError) -> Answer:
-    """A server that nobody finds, or that refuses work for now, is waited for."""
-    is_away = isinstance(error, BusyServiceError) or isinstance(error.__cause__, ConnectError)
-    return Answer.away(str(error)) if is_away else Answer.error(str(error))
-
-
-def _decoded(body: bytes) -> Document:
-    try:
-        said = parse_json(body, _MAX_VALUES)
-    except ValueError as error:
-        raise AnswerError(f"its body is not JSON: {error}") from error
-    if not isinstance(said, dict):
-        raise AnswerError("its body is no JSON object")
-    return said
-
-
-def _encoded(asked: Document) -> bytes:
-    return json.dumps(asked, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def _failed(said: Document) -> Answer | None:

@@ -23,12 +23,13 @@ from gradbus.v1.episode_pb2 import Message
 from gradbus_environment.answers import AnswerError, checked_reward, ok_answer, opening_messages, step_messages
 from gradbus_environment.contract import Answer, Description, Document, EnvironmentRefusedError, Move, Session, canonical
 from gradbus_environment.sandbox.world import MAX_TEXT, cut, error_text
+from gradbus_environment.worlds.calls import arguments_of, executed_calls
 from gradbus_environment.worlds.faults import Faults
 from gradbus_environment.worlds.http import described_tools
+from gradbus_environment.worlds.json_client import MAX_VALUES
 
-SCHEMES: Final = ("openenv+ws://", "openenv+wss://")
+OPENENV: Final = ("openenv+ws://", "openenv+wss://")
 _BOUNDS: Final = BodyBounds(8 << 20, 4096, "shorten its schema")
-_MAX_VALUES: Final = 65_536
 _SEED_BITS: Final = 0x7FFFFFFF
 """Many environments give the seed to numpy, which takes 32 bits."""
 _FOR_POLICY: Final = {"execution_error": "tool_failed", "invalid_args": "invalid_arguments", "tool_not_found": "unknown_tool"}
@@ -92,10 +93,9 @@ class OpenEnvWorld:
         if socket is None:
             return Answer.error(f"the connection of this episode to {self._name} is lost; open the episode again")
         said: Document = {"messages": [], "done": False, "reward": None}
-        calls = [call for call in move.assistant["calls"] if call["status"] == "ok"] if move.assistant["finish"] != "length" else []
         try:
             async with asyncio.timeout(seconds):
-                for call in calls:
+                for call in executed_calls(move):
                     content = error_text("episode_over", "the episode ended with a call before") if said["done"] else None
                     content = content or await self._called(socket, call, said)
                     said["messages"].append({"role": "tool", "call_id": call["call_id"], "content": cut(content, MAX_TEXT)})
@@ -122,12 +122,9 @@ class OpenEnvWorld:
 
     async def _called(self, socket: WebSocket, call: Mapping[str, str], said: Document) -> str:
         """What the call said, or an error that the policy may have caused; adds its reward and whether the episode is over."""
-        try:
-            arguments = parse_json(call["arguments"].encode(), _MAX_VALUES)
-        except ValueError as error:
-            return error_text("invalid_arguments", f"the arguments are not JSON: {error}")
-        if not isinstance(arguments, dict):
-            return error_text("invalid_arguments", "the arguments are not an object")
+        arguments = arguments_of(call)
+        if isinstance(arguments, str):
+            return arguments
         if self._tools:
             action = {"type": "call_tool", "tool_name": call["name"], "arguments": arguments}
         elif call["name"] == "act":
@@ -163,7 +160,7 @@ class OpenEnvWorld:
     async def _act(self) -> Document:
         try:
             body = await self._client.call(HttpRequest("GET", f"{self._http}/schema"), _BOUNDS, 1.0)
-            action = parse_json(body, _MAX_VALUES)["action"]
+            action = parse_json(body, MAX_VALUES)["action"]
         except FAILURES as error:
             raise UserCodeError(f"{self._name} failed at /schema: {error or type(error).__name__}; check that it runs") from error
         except (ValueError, TypeError, KeyError) as error:
@@ -181,7 +178,7 @@ class OpenEnvWorld:
         """The data of the observation that answers a message."""
         await socket.send(json.dumps({"type": kind, "data": data}))
         try:
-            said = parse_json((await socket.receive()).encode("utf-8", "surrogatepass"), _MAX_VALUES)
+            said = parse_json((await socket.receive()).encode("utf-8", "surrogatepass"), MAX_VALUES)
         except ValueError as error:
             raise AnswerError(f"its message is not JSON: {error}") from error
         match said:

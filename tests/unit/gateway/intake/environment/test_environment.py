@@ -37,8 +37,16 @@ def faults(tmp_path, write_model, fork_server):
 
 async def test_a_run_needs_no_scorer_beside_its_environment(faults):
     assert await faults({"source": SOURCE}) == []
-    assert await faults({"service": "http://env:9000/x"}) == []
     assert await faults({"agent": "pull"}) == await faults({"agent": "http://agents:9000/play"}) == []
+    for address in ("http://env:9000/x", "openenv+ws://env:9000", "nemo-gym+http://env:9000"):
+        assert await faults({"service": address}) == []
+
+
+async def test_tools_of_an_mcp_server_give_no_rewards_so_a_run_needs_a_scorer(faults):
+    grader = {"type": "string_check", "input": "{{ sample.output_text }}", "reference": "{{ item.answer }}"}
+    assert await faults({"service": "mcp+https://env/mcp"}, reward={"grader": grader}) == []
+    [fault] = await faults({"service": "mcp+http://env:9000/mcp"})
+    assert fault.startswith("reward: an MCP server gives no rewards")
 
 
 @pytest.mark.parametrize(
@@ -52,6 +60,7 @@ async def test_a_run_needs_no_scorer_beside_its_environment(faults):
         ({"service": "ftp://env/x"}, "environment.service: not the address of an environment"),
         ({"source": SOURCE, "agent": "pull"}, "environment: an environment has exactly one source"),
         ({"agent": "push"}, "environment.agent: not the address of an agent"),
+        ({"service": "mcp+stdio://env"}, "environment.service: not the address of an environment"),
         ({"source": SOURCE, "max_tokens": 7}, "environment.max_tokens: an episode has room for its first turn"),
         ({"source": SOURCE, "max_turn": 7}, "did you mean"),
     ],

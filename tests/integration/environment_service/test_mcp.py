@@ -1,0 +1,219 @@
+"""MCP over streamable HTTP: by a server of ours that says what the protocol's package says, and by that package where there is one."""
+
+import asyncio
+import json
+import os
+
+import grpc
+import pytest
+
+from gradbus.v1 import environment_service_pb2 as pb
+
+OK, ERROR = pb.ENVIRONMENT_STATUS_OK, pb.ENVIRONMENT_STATUS_ERROR
+PYTHONS = [python for python in os.environ.get("GRADBUS_TEST_MCP", "").split(":") if python]
+"""Pythons with the package `mcp`."""
+NUMBER = {"properties": {"number": {"type": "integer"}}, "required": ["number"], "type": "object"}
+PAGES = [
+    {"tools": [{"name": "add", "description": "Adds.", "inputSchema": NUMBER}], "nextCursor": "2"},
+    {"tools": [{"name": "plain", "inputSchema": {"type": "object"}}]},
+]
+GREETING = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": {"name": "sums", "version": "1"}}
+
+
+def text(said, **more):
+    return {"content": [{"type": "text", "text": said}], **more}
+
+
+class FakeServer:
+    """Greets and lists its tools; answers calls by `answers`. Keeps what it was asked, with session and version."""
+
+    def __init__(self):
+        self.asked = []
+        self.answers = []
+        self.greeting = GREETING
+        self.pages = list(PAGES)
+        self.sessions = 0
+        self.is_stream = True
+
+    async def __call__(self, scope, receive, send):
+        body = b""
+        while True:
+            event = await receive()
+            body += event.get("body", b"")
+            if not event.get("more_body"):
+                break
+        headers = dict(scope["headers"])
+        assert scope["path"] == "/mcp/", "the path is the URL's, with its slash"
+        assert b"text/event-stream" in headers[b"accept"]
+        asked = json.loads(body) if body else {"method": scope["method"]}
+        self.asked.append(
+            (
+                asked["method"],
+                asked.get("params"),
+                *(headers.get(name, b"").decode() for name in (b"mcp-session-id", b"mcp-protocol-version")),
+            )
+        )
+        said = self.answer(asked)
+        if isinstance(said, float):
+            await asyncio.sleep(said)
+            said = {"result": text("late")}
+        status, content = said if isinstance(said, tuple) else (200, {"jsonrpc": "2.0", "id": asked.get("id"), **said})
+        if not isinstance(content, bytes):
+            content = json.dumps(content).encode()
+            if self.is_stream:
+                notice = b'data: {"jsonrpc": "2.0", "method": "notifications/message", "params": {}}\r\n\r\n'
+                content = b"id: 1\ndata: \n\n" + notice + b"event: message\ndata: " + content + b"\n\n"
+        kind = b"text/event-stream" if self.is_stream else b"application/json"
+        found = [(b"content-length", str(len(content)).encode()), (b"content-type", kind), (b"location", b"/elsewhere")]
+        if asked["method"] == "initialize":
+            self.sessions += 1
+            found.append((b"mcp-session-id", f"s{self.sessions}".encode()))
+        await send({"type": "http.response.start", "status": status, "headers": found})
+        await send({"type": "http.response.body", "body": content})
+
+    def answer(self, asked):
+        match asked["method"]:
+            case "initialize":
+                return {"result": self.greeting}
+            case "tools/list":
+                return {"result": self.pages[int(asked["params"].get("cursor", 1)) - 1]}
+            case "tools/call":
+                return self.answers.pop(0)
+        return 202, b""
+
+
+@pytest.fixture
+def fake():
+    return FakeServer()
+
+
+@pytest.fixture
+def world(episode, http_server, fake):
+    url = f"mcp+{http_server(fake)}/mcp/"
+    return episode({"service": url, "step_seconds": 3.0}, run_id=url)
+
+
+def called(answer):
+    return [one.content for one in answer.messages]
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+async def test_tools_of_all_pages_and_a_session_for_each_episode(world, fake, is_stream):
+    fake.is_stream = is_stream
+    described = await world.describe()
+    assert [(one.name, one.description) for one in described.tools] == [("add", "Adds."), ("plain", "plain")]
+    assert (described.name, described.determinism, json.loads(described.tools[0].parameters_json)) == ("sums", pb.DETERMINISM_NONE, NUMBER)
+    opened = await world.open()
+    assert (opened.status, list(opened.messages)) == (OK, [])
+    fake.answers = [{"result": text("3")}, {"result": {"content": [], "structuredContent": {"sum": 5}}}]
+    answer = await world.step(0, "Hm.", ("add", {"number": 3}), ("plain", {}))
+    assert (answer.status, called(answer), answer.HasField("reward"), answer.done) == (OK, ["3", '{"sum":5}'], False, False)
+    last = await world.step(1, "5")
+    assert (last.status, list(last.messages), last.HasField("reward")) == (OK, [], False)
+    await world.close()
+    methods = ["initialize", "notifications/initialized", "tools/list", "tools/list", "DELETE"]
+    assert [one[0] for one in fake.asked] == [*methods, *methods[:2], "tools/call", "tools/call", "DELETE"]
+    assert [one[2:] for one in fake.asked[5:]] == [("", ""), *[("s2", "2025-11-25")] * 4]
+    assert fake.asked[5][1]["capabilities"] == {}
+    assert fake.asked[7][1] == {"name": "add", "arguments": {"number": 3}}
+
+
+async def test_what_the_policy_got_wrong_is_told_to_it(world, fake):
+    await world.open()
+    refused = {"error": {"code": -32602, "message": "Unknown tool"}}
+    picture = {"result": {"content": [{"type": "image", "data": "", "mimeType": "image/png"}, {"type": "text", "text": "A cat."}]}}
+    fake.answers = [{"result": text("no such file", isError=True)}, refused, picture]
+    answer = await world.step(0, "", *[("add", {"number": n}) for n in range(3)], ("add", "{"), ("add", "[1]"))
+    found = [json.loads(one)["error"] for one in (*called(answer)[:2], *called(answer)[3:])]
+    assert (answer.status, found) == (OK, ["tool_failed", "invalid_arguments", "invalid_arguments", "invalid_arguments"])
+    assert called(answer)[2].endswith('which is no text"}\nA cat.')
+    assert len([one for one in fake.asked if one[0] == "tools/call"]) == 3
+
+
+async def test_of_a_turn_that_was_cut_off_nothing_is_executed(world, fake):
+    await world.open()
+    answer = await world.step(0, "", ("add", {"number": 3}), finish="length", end_reason="length")
+    assert (answer.status, fake.asked[-1][0]) == (OK, "notifications/initialized")
+
+
+BROKEN = {
+    "internal error": {"error": {"code": -32603, "message": "out of disk"}},
+    "session is gone": (404, {"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": "Session not found"}}),
+    "no JSON": (200, b"data: {\n\n"),
+    "no event": (200, b": nothing\n\n"),
+    "answer to another request": (200, {"jsonrpc": "2.0", "id": 77, "result": text("x")}),
+    "result of another type": {"result": []},
+    "content of another type": {"result": {"content": "x"}},
+    "part of another type": {"result": {"content": ["x"]}},
+    "NaN": (200, b'data: {"id": 2, "result": {"content": [], "structuredContent": NaN}}\n\n'),
+    "huge": (200, b" " * (9 << 20)),
+    "elsewhere": (307, b""),
+    "unauthorized": (401, b"{}"),
+    "hangs": 30.0,
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+async def test_whatever_else_is_an_error_and_the_session_is_not_used_again(world, fake, kind):
+    await world.open()
+    fake.answers = [BROKEN[kind]]
+    answer = await world.step(0, "", ("add", {"number": 1}))
+    assert (answer.status, answer.HasField("reward"), bool(answer.reason)) == (ERROR, False, True)
+    again = await world.step(0, "", ("add", {"number": 1}))
+    assert (again.status, "open the episode again" in again.reason) == (ERROR, True)
+    fake.answers = [{"result": text("1")}]
+    assert ((await world.open(attempt=1)).status, called(await world.step(0, "", ("add", {"number": 1})))) == (OK, ["1"])
+
+
+async def test_a_server_that_is_busy_is_waited_for_unless_a_call_was_made(world, fake):
+    await world.open()
+    fake.answers = [(503, b""), {"result": text("1")}, (503, b"")]
+    busy = await world.step(0, "", ("add", {"number": 1}))
+    assert (busy.status, busy.is_away) == (ERROR, True)
+    midway = await world.step(0, "", ("add", {"number": 1}), ("add", {"number": 2}))
+    assert midway.status == ERROR
+    assert "open the episode again" in (await world.step(0, "", ("add", {"number": 1}), ("add", {"number": 2}))).reason
+
+
+GREETINGS = [{}, {**GREETING, "protocolVersion": "2099-01-01"}, {**GREETING, "capabilities": {}}]
+
+
+@pytest.mark.parametrize("greeting", GREETINGS)
+async def test_a_server_of_another_kind_is_refused(world, fake, greeting):
+    fake.greeting = greeting
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await world.describe()
+    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+    assert (await world.open()).status == ERROR
+
+
+@pytest.mark.parametrize(
+    "page", [{"tools": {}}, {"tools": [7]}, {"tools": [{"name": "x", "inputSchema": 7}]}, {"tools": [], "nextCursor": "1"}]
+)
+async def test_tools_that_are_none_are_refused(world, fake, page):
+    fake.pages = [page]
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await world.describe()
+    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_an_address_that_is_not_allowed_is_refused(episode):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await episode({"service": "mcp+http://169.254.169.254:80/mcp"}, run_id="metadata").describe()
+    assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+
+
+@pytest.mark.skipif(not PYTHONS, reason="GRADBUS_TEST_MCP names no Python with mcp")
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize("form", ["stream", "json"])
+async def test_a_server_on_the_protocols_own_package(episode, start_package, python, form):
+    address = start_package(python, "mcp_server.py", form)
+    world = episode({"service": f"mcp+http://{address}/mcp"}, run_id=address)
+    described = await world.describe()
+    assert [(one.name, one.description) for one in described.tools] == [("add", "Adds to the sum of the session."), ("fail", "Fails.")]
+    for n in range(2):
+        assert (await world.open(f"train.0.0.{n}")).status == OK
+        answer = await world.step(0, "", ("add", {"number": 3}), ("add", {"number": 4}), ("fail", {"text": "x"}), ("add", {"number": "x"}))
+        assert (answer.status, called(answer)[:2]) == (OK, ["3", "7"]), "a session of its own"
+        assert [json.loads(one)["error"] for one in called(answer)[2:]] == ["tool_failed"] * 2
+    await world.close()
