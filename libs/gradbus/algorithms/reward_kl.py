@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import sub
 
+from gradbus.algorithms.sequences import all_logprobs, all_spans
 from gradbus.formats.tokens import unpack_logprobs
 from gradbus.v1.sample_pb2 import Sample
 
 TokenKls = Sequence[Sequence[float]]
-"""k1 of each sample's tokens: G sequences of `[T]`, in nats."""
+"""k1 of each sample's tokens, those of all its sequences: G times `[T]`, in nats."""
 
 
 def token_kls(samples: Sequence[Sample], references: Sequence[bytes]) -> TokenKls:
@@ -20,11 +21,12 @@ def token_kls(samples: Sequence[Sample], references: Sequence[bytes]) -> TokenKl
     `references` has the packed log-probabilities of each sample's tokens under the base model or a teacher. Raises ValueError if some
     are missing.
     """
-    if [len(sample.logprobs) for sample in samples] != list(map(len, references)):
+    behaviour = [all_logprobs(sample) for sample in samples]
+    if list(map(len, behaviour)) != list(map(len, references)):
         raise ValueError(
             "a group lacks log-probabilities of the base model or of the teacher, which its run needs of each token; judge it again"
         )
-    return [_token_kl(sample, reference) for sample, reference in zip(samples, references, strict=True)]
+    return [_token_kl(sample, *parts) for sample, *parts in zip(samples, behaviour, references, strict=True)]
 
 
 def returns_to_go(reward: float, kl: Sequence[float], beta: float) -> array[float]:
@@ -46,10 +48,10 @@ def add_teacher(advantages: array[float], kl: Sequence[float], weight: float) ->
         advantages[at] -= weight * nats
 
 
-def _token_kl(sample: Sample, reference: bytes) -> Sequence[float]:
-    behaviour, base = unpack_logprobs(sample.logprobs), unpack_logprobs(reference)
+def _token_kl(sample: Sample, logprobs: bytes, reference: bytes) -> Sequence[float]:
+    behaviour, base = unpack_logprobs(logprobs), unpack_logprobs(reference)
     found = [0.0] * len(behaviour)
-    for span in sample.spans:
-        if span.trainable:
-            found[span.start : span.end] = map(sub, behaviour[span.start : span.end], base[span.start : span.end])
+    for start, end, _, trainable in all_spans(sample):
+        if trainable:
+            found[start:end] = map(sub, behaviour[start:end], base[start:end])
     return found

@@ -11,13 +11,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from gradbus.algorithms import UNMARKED, Algorithm
+from gradbus.algorithms import UNMARKED, Algorithm, SpanColumns, all_logprobs, all_spans, all_token_ids
 from gradbus.experience import StoredEntry
 from gradbus.formats.tokens import ID_DTYPE, LOGPROB_DTYPE, token_count
 from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_TRAIN, Group, LogEntry, TeacherRows
 from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, Sample
 from gradbus_trainer.step.batch import TrainSample
 from gradbus_trainer.step.routes import count_routes, sample_routes
+from gradbus_trainer.step.sequences import trained_rows
 
 _ID: Final = np.dtype(ID_DTYPE)
 _LOGPROB: Final = np.dtype(LOGPROB_DTYPE)
@@ -28,11 +29,11 @@ class DecodedGroup:
     """The rows of one group, and what its step reports of it. A dropped group has `lengths` alone."""
 
     rows: Sequence[TrainSample] = ()
-    """Valid samples with a response, in order of n; empty for a group that is not trained."""
+    """The sequences of valid samples with a response, in order of n; empty for a group that is not trained."""
     masked: int = 0
     """Samples of a trained group that are not among the rows."""
     lengths: Sequence[int] = ()
-    """Response tokens of each sample."""
+    """Response tokens of each sample, in all its sequences."""
     truncated: int = 0
     """Samples cut off at `max_new_tokens`."""
     oldest_versions: Sequence[int | None] = ()
@@ -71,12 +72,12 @@ def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
     """
     group = Group.FromString(entry.group)
     samples = list(group.samples)  # while the list holds them, protobuf does not make new objects for them at each pass
-    token_ids = [sample.token_ids for sample in samples]
+    token_ids = [all_token_ids(sample) for sample in samples]
     lengths = [token_count(content) for content in token_ids]
     if entry.verdict == VERDICT_DROPPED:
         return DecodedGroup(lengths=lengths)
-    spans = [[(span.start, span.end, span.version, span.trainable) for span in sample.spans] for sample in samples]
-    rows: Sequence[TrainSample] = ()
+    spans = [all_spans(sample) for sample in samples]
+    whole: Sequence[tuple[TrainSample, Sample]] = ()  # the tokens of all sequences of a sample, as if they were one
     if entry.verdict == VERDICT_TRAIN:
         kls = algorithm.token_kls(samples, entry.reference_logprobs)
         teacher_kls = algorithm.teacher_kls(samples, entry.teacher_logprobs)
@@ -92,15 +93,18 @@ def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
         advantages = _joined(algorithm.token_advantages(judged, lengths, kls, teacher_kls))
         routes = sample_routes(group, len(prompt), lengths)
         frozen = zip(references, teachers, taught, strict=True)
-        columns = zip(_arrays(token_ids, _ID, lengths), logprobs, spans, advantages, routes, frozen, judged.valid, marks, strict=True)
-        rows = [
+        columns = zip(_arrays(token_ids, _ID, lengths), logprobs, spans, advantages, routes, frozen, marks, strict=True)
+        found = (
             TrainSample(prompt, ids, behaviour, _trainable(len(ids), parts), advantage, reference, routed, None, teacher, likely, marked)
-            for ids, behaviour, parts, advantage, routed, (reference, teacher, likely), valid, marked in columns
-            if valid and len(ids)
+            for ids, behaviour, parts, advantage, routed, (reference, teacher, likely), marked in columns
+        )
+        whole = [
+            (row, sample) for row, sample, valid, length in zip(found, samples, judged.valid, lengths, strict=True) if valid and length
         ]
+    rows = trained_rows(whole, entry.index)
     return DecodedGroup(
         rows=rows,
-        masked=len(lengths) - len(rows) if entry.verdict == VERDICT_TRAIN else 0,
+        masked=len(lengths) - len(whole) if entry.verdict == VERDICT_TRAIN else 0,
         lengths=lengths,
         truncated=[sample.finish_reason for sample in samples].count(FINISH_REASON_LENGTH),
         oldest_versions=[_oldest(parts) for parts in spans] if algorithm.is_sampled else (),
@@ -109,7 +113,7 @@ def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
 
 
 _Array = np.ndarray[Any, np.dtype[Any]]
-_Spans = Sequence[tuple[int, int, int, bool]]
+_Spans = Sequence[SpanColumns]
 
 
 def _oldest(spans: _Spans) -> int | None:
@@ -145,7 +149,7 @@ def _behaviour_logprobs(samples: Sequence[Sample], lengths: Sequence[int], *, sa
     """Zeros for responses that no policy sampled, whose loss has no ratio."""
     if not sampled:
         return _views(np.zeros(sum(lengths), np.float32), lengths)
-    return _arrays([sample.logprobs for sample in samples], _LOGPROB, lengths)
+    return _arrays([all_logprobs(sample) for sample in samples], _LOGPROB, lengths)
 
 
 def _joined(advantages: Sequence[array[float]]) -> list[_Array]:
