@@ -7,7 +7,7 @@ from gradbus.algorithms.estimators import ESTIMATORS
 from gradbus.algorithms.held_out import held_out_loss
 from gradbus.algorithms.needs import learner_computes_reference, need_faults, needs_reference_logprobs, needs_reference_service
 from gradbus.algorithms.of_run import algorithm_of, metric_names_of
-from gradbus.algorithms.sequences import SpanColumns, all_logprobs, all_spans, all_token_ids, sequences
+from gradbus.algorithms.sequences import joined, sequences
 
 __all__ = [
     "ESTIMATORS",
@@ -20,13 +20,10 @@ __all__ = [
     "Observed",
     "SampleMarks",
     "ScoredSample",
-    "SpanColumns",
     "after_step",
     "algorithm_of",
-    "all_logprobs",
-    "all_spans",
-    "all_token_ids",
     "held_out_loss",
+    "joined",
     "learner_computes_reference",
     "metric_names_of",
     "need_faults",

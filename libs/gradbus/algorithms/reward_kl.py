@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import sub
 
-from gradbus.algorithms.sequences import all_logprobs, all_spans
+from gradbus.algorithms.sequences import joined
 from gradbus.formats.tokens import unpack_logprobs
 from gradbus.v1.sample_pb2 import Sample
 
@@ -21,12 +21,12 @@ def token_kls(samples: Sequence[Sample], references: Sequence[bytes]) -> TokenKl
     `references` has the packed log-probabilities of each sample's tokens under the base model or a teacher. Raises ValueError if some
     are missing.
     """
-    behaviour = [all_logprobs(sample) for sample in samples]
-    if list(map(len, behaviour)) != list(map(len, references)):
+    wholes = [joined(sample) for sample in samples]
+    if [len(whole.logprobs) for whole in wholes] != list(map(len, references)):
         raise ValueError(
             "a group lacks log-probabilities of the base model or of the teacher, which its run needs of each token; judge it again"
         )
-    return [_token_kl(sample, *parts) for sample, *parts in zip(samples, behaviour, references, strict=True)]
+    return [_token_kl(whole, reference) for whole, reference in zip(wholes, references, strict=True)]
 
 
 def returns_to_go(reward: float, kl: Sequence[float], beta: float) -> array[float]:
@@ -48,10 +48,10 @@ def add_teacher(advantages: array[float], kl: Sequence[float], weight: float) ->
         advantages[at] -= weight * nats
 
 
-def _token_kl(sample: Sample, logprobs: bytes, reference: bytes) -> Sequence[float]:
-    behaviour, base = unpack_logprobs(logprobs), unpack_logprobs(reference)
+def _token_kl(sample: Sample, reference: bytes) -> Sequence[float]:
+    behaviour, base = unpack_logprobs(sample.logprobs), unpack_logprobs(reference)
     found = [0.0] * len(behaviour)
-    for start, end, _, trainable in all_spans(sample):
-        if trainable:
-            found[start:end] = map(sub, behaviour[start:end], base[start:end])
+    for span in sample.spans:
+        if span.trainable:
+            found[span.start : span.end] = map(sub, behaviour[span.start : span.end], base[span.start : span.end])
     return found

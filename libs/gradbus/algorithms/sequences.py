@@ -11,9 +11,6 @@ from collections.abc import Sequence
 from gradbus.formats.tokens import token_count
 from gradbus.v1.sample_pb2 import Fork, Sample
 
-SpanColumns = tuple[int, int, int, bool]
-"""Start, end, version and `trainable` of a span."""
-
 
 def sequences(sample: Sample) -> Sequence[Sample | Fork]:
     """What has `token_ids`, `logprobs` and `spans` of its own, in order: the sample, unless only its forks have tokens, and each fork."""
@@ -23,23 +20,21 @@ def sequences(sample: Sample) -> Sequence[Sample | Fork]:
     return (sample, *forks) if sample.token_ids else tuple(forks)
 
 
-def all_token_ids(sample: Sample) -> bytes:
-    """The token ids of all sequences, little-endian int32."""
+def joined(sample: Sample) -> Sample:
+    """The sample as if its sequences were one; the sample itself if it has no forks. What is made has no text, seed and episode."""
+    if not sample.forks:
+        return sample
     parts = sequences(sample)
-    return parts[0].token_ids if len(parts) == 1 else b"".join(part.token_ids for part in parts)
-
-
-def all_logprobs(sample: Sample) -> bytes:
-    """The log-probabilities of all sequences, little-endian float32."""
-    parts = sequences(sample)
-    return parts[0].logprobs if len(parts) == 1 else b"".join(part.logprobs for part in parts)
-
-
-def all_spans(sample: Sample) -> list[SpanColumns]:
-    """The spans of all sequences, counted in the tokens of all of them."""
-    found: list[SpanColumns] = []
+    whole = Sample(
+        sample_id=sample.sample_id,
+        n=sample.n,
+        token_ids=b"".join(part.token_ids for part in parts),
+        logprobs=b"".join(part.logprobs for part in parts),
+        finish_reason=sample.finish_reason,
+    )
     before = 0
-    for part in sequences(sample):
-        found += [(before + span.start, before + span.end, span.version, span.trainable) for span in part.spans]
+    for part in parts:
+        for span in part.spans:
+            whole.spans.add(start=before + span.start, end=before + span.end, version=span.version, trainable=span.trainable)
         before += token_count(part.token_ids)
-    return found
+    return whole

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 
-from gradbus.algorithms import algorithm_of, all_token_ids
+from gradbus.algorithms import algorithm_of
 from gradbus.experience.stream_ids import StreamId
 from gradbus.formats.tokens import token_count, unpack_ids, unpack_logprobs
 from gradbus.spec import PAIR_KINDS, Kind, RunSpec
@@ -82,7 +82,7 @@ class LoggedGroup:
             dispatched_version=entry.version,
             admitted_at=self.admitted_at,
             trace_id=group.traceparent[3:35],
-            token_count=token_count(all_token_ids(sample)),
+            token_count=sum(token_count(part.token_ids) for part in _sequences(sample)),
             episode=EpisodeResource.of(sample.episode) if sample.HasField("episode") else None,
             tokens=self._tokens(at, sample) if with_tokens else None,
         )

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from gradbus.algorithms import UNMARKED, Algorithm, SpanColumns, all_logprobs, all_spans, all_token_ids
+from gradbus.algorithms import UNMARKED, Algorithm, joined
 from gradbus.experience import StoredEntry
 from gradbus.formats.tokens import ID_DTYPE, LOGPROB_DTYPE, token_count
 from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_TRAIN, Group, LogEntry, TeacherRows
@@ -72,19 +72,20 @@ def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
     """
     group = Group.FromString(entry.group)
     samples = list(group.samples)  # while the list holds them, protobuf does not make new objects for them at each pass
-    token_ids = [all_token_ids(sample) for sample in samples]
+    wholes = [joined(sample) for sample in samples]
+    token_ids = [whole.token_ids for whole in wholes]
     lengths = [token_count(content) for content in token_ids]
     if entry.verdict == VERDICT_DROPPED:
         return DecodedGroup(lengths=lengths)
-    spans = [all_spans(sample) for sample in samples]
-    whole: Sequence[tuple[TrainSample, Sample]] = ()  # the tokens of all sequences of a sample, as if they were one
+    spans = [[(span.start, span.end, span.version, span.trainable) for span in whole.spans] for whole in wholes]
+    trained: Sequence[tuple[TrainSample, Sample]] = ()  # all sequences of a sample in one row
     if entry.verdict == VERDICT_TRAIN:
         kls = algorithm.token_kls(samples, entry.reference_logprobs)
         teacher_kls = algorithm.teacher_kls(samples, entry.teacher_logprobs)
         rewards = {reward.sample_id: reward for reward in entry.rewards}
         judged = algorithm.group_advantages(samples, rewards, kls)
         marks = algorithm.marks(samples, rewards, judged) if algorithm.marks_samples else [UNMARKED] * len(samples)
-        logprobs = _behaviour_logprobs(samples, lengths, sampled=algorithm.is_sampled)
+        logprobs = _behaviour_logprobs(wholes, lengths, sampled=algorithm.is_sampled)
         nothing = [None] * len(samples)
         references = _arrays(entry.reference_logprobs, _LOGPROB, lengths) if entry.reference_logprobs else nothing
         teachers = _arrays(entry.teacher_logprobs, _LOGPROB, lengths) if entry.teacher_logprobs else nothing
@@ -98,13 +99,13 @@ def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
             TrainSample(prompt, ids, behaviour, _trainable(len(ids), parts), advantage, reference, routed, None, teacher, likely, marked)
             for ids, behaviour, parts, advantage, routed, (reference, teacher, likely), marked in columns
         )
-        whole = [
+        trained = [
             (row, sample) for row, sample, valid, length in zip(found, samples, judged.valid, lengths, strict=True) if valid and length
         ]
-    rows = trained_rows(whole, entry.index)
+    rows = trained_rows(trained, entry.index)
     return DecodedGroup(
         rows=rows,
-        masked=len(lengths) - len(whole) if entry.verdict == VERDICT_TRAIN else 0,
+        masked=len(lengths) - len(trained) if entry.verdict == VERDICT_TRAIN else 0,
         lengths=lengths,
         truncated=[sample.finish_reason for sample in samples].count(FINISH_REASON_LENGTH),
         oldest_versions=[_oldest(parts) for parts in spans] if algorithm.is_sampled else (),
@@ -113,7 +114,7 @@ def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
 
 
 _Array = np.ndarray[Any, np.dtype[Any]]
-_Spans = Sequence[SpanColumns]
+_Spans = Sequence[tuple[int, int, int, bool]]
 
 
 def _oldest(spans: _Spans) -> int | None:
@@ -149,7 +150,7 @@ def _behaviour_logprobs(samples: Sequence[Sample], lengths: Sequence[int], *, sa
     """Zeros for responses that no policy sampled, whose loss has no ratio."""
     if not sampled:
         return _views(np.zeros(sum(lengths), np.float32), lengths)
-    return _arrays([all_logprobs(sample) for sample in samples], _LOGPROB, lengths)
+    return _arrays([sample.logprobs for sample in samples], _LOGPROB, lengths)
 
 
 def _joined(advantages: Sequence[array[float]]) -> list[_Array]:

@@ -29,14 +29,11 @@ def sample_routes(group: Group, prompt: int, lengths: Sequence[int]) -> Sequence
 
 
 def count_routes(rows: Sequence[TrainSample]) -> tuple[int, int]:
-    """Tokens of a group's rows that have routes, and that have none. A prompt counts once; a row's last token is no input."""
+    """Tokens of a group's rows that have routes, and that have none. The prompt counts once; a row's last token is no input."""
     replayed = total = 0
-    counted: set[bytes] = set()
-    for row in rows:
+    for number, row in enumerate(rows):
         if row.routes is not None:
-            prompt = row.prompt_ids.tobytes()
-            own = row.routes[len(row.prompt_ids) if prompt in counted else 0 : -1, 0, 0]
-            counted.add(prompt)
+            own = row.routes[len(row.prompt_ids) if number else 0 : -1, 0, 0]
             replayed += int(np.count_nonzero(own != OWN_CHOICE))
             total += len(own)
     return replayed, total - replayed

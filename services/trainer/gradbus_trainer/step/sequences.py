@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from gradbus.algorithms import SampleMarks, sequences
 from gradbus.formats.tokens import ID_DTYPE, token_count
 from gradbus.v1.sample_pb2 import Fork, Sample
-from gradbus_kernels.models.packing import OWN_CHOICE
 from gradbus_trainer.step.batch import Origin, TrainSample
 
 
@@ -26,7 +25,7 @@ def trained_rows(rows: Sequence[tuple[TrainSample, Sample]], group: int) -> list
 def _rows_of_sequences(whole: TrainSample, sample: Sample, group: int) -> list[TrainSample]:
     """A row for each sequence with a token, from one that has the tokens of all of them after the group's prompt.
 
-    In a fork each token chooses its experts, in a run that replays routes too. Raises ValueError for a fork without a prompt.
+    Raises ValueError for a fork without a prompt.
     """
     parts = [part for part in sequences(sample) if part.token_ids]
     ends = list(accumulate(token_count(part.token_ids) for part in parts))
@@ -38,16 +37,14 @@ def _rows_of_sequences(whole: TrainSample, sample: Sample, group: int) -> list[T
 
 
 def _row(whole: TrainSample, part: Sample | Fork, at: slice) -> TrainSample:
-    prompt = _prompt(part) if isinstance(part, Fork) else whole.prompt_ids
     return replace(
         whole,
-        prompt_ids=prompt,
+        prompt_ids=_prompt(part) if isinstance(part, Fork) else whole.prompt_ids,
         token_ids=whole.token_ids[at],
         behaviour_logprobs=whole.behaviour_logprobs[at],
         trainable=whole.trainable[at],
         advantages=whole.advantages[at],
         reference_logprobs=_at(whole.reference_logprobs, at),
-        routes=_routes(whole, part, len(prompt) + at.stop - at.start),
         teacher_logprobs=_at(whole.teacher_logprobs, at),
         teacher_rows=None if whole.teacher_rows is None else (whole.teacher_rows[0][at], whole.teacher_rows[1][at]),
     )
@@ -61,9 +58,3 @@ def _prompt(fork: Fork) -> NDArray[np.int32]:
 
 def _at(values: NDArray[np.float32] | None, at: slice) -> NDArray[np.float32] | None:
     return None if values is None else values[at]
-
-
-def _routes(whole: TrainSample, part: Sample | Fork, tokens: int) -> NDArray[np.int16] | None:
-    if whole.routes is None:
-        return None
-    return np.full((tokens, *whole.routes.shape[1:]), OWN_CHOICE, np.int16) if isinstance(part, Fork) else whole.routes[:tokens]

@@ -7,10 +7,9 @@ import pytest
 
 from gradbus.algorithms import Algorithm
 from gradbus.spec import AlgorithmSpec, InnerSpec
-from gradbus.v1.group_pb2 import Group, LogEntry, RoutedExperts, Verdict
+from gradbus.v1.group_pb2 import Group, LogEntry, Verdict
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
 from gradbus.v1.sample_pb2 import FinishReason, Fork, Sample, Span
-from gradbus_kernels.models.packing import OWN_CHOICE
 from gradbus_trainer.learners.loss_inputs import policy_settings, policy_tokens
 from gradbus_trainer.step.batch import Batch, by_sample, micro_batches, prompt_groups, sample_numbers
 from gradbus_trainer.step.groups import decode_group
@@ -28,7 +27,7 @@ def sequence(kind, ids, prompt=(), version=5, **more):
 
 
 def entry(samples, rewards=(0.0, 1.0, 2.0), **more):
-    group = Group(index=4, prompt_ids=np.array([7, 8], "<i4").tobytes(), samples=samples, **more.pop("group", {}))
+    group = Group(index=4, prompt_ids=np.array([7, 8], "<i4").tobytes(), samples=samples)
     scored = [
         SampleReward(sample_id=s.sample_id, status=RewardStatus.REWARD_STATUS_OK, reward=r)
         for s, r in zip(samples, rewards[: len(samples)], strict=True)
@@ -109,17 +108,6 @@ def test_a_value_counts_after_the_last_sequence_that_was_cut_off(samples):
     found = decode(entry(samples), advantage="gae", truncated="bootstrap", nll=0.1, filter="none")
     assert [row.marks.cut_off for row in found.rows] == [False] * 5 + [True]
     assert [row.marks.best for row in found.rows] == [False] * 4 + [True] * 2
-
-
-def test_a_fork_chooses_its_experts(samples):
-    shape = RoutedExperts(prompt=bytes([0, 1, 1, 0]), layers=1, chosen=2, experts=4)
-    samples[1].routed_experts = bytes([2, 3])
-    found = decode(entry(samples, group={"routed_experts": shape}))
-    own, fork = found.rows[1], found.rows[2]
-    assert own.routes[:, 0].tolist() == [[0, 1], [1, 0], [2, 3], [OWN_CHOICE] * 2]
-    assert fork.routes.shape == (6, 1, 2)
-    assert (fork.routes == OWN_CHOICE).all()
-    assert found.routed == (3, 2 + 5 + 1 + 2 + 2), "inputs with the sampler's experts, and those without; a prompt counts once"
 
 
 @pytest.mark.parametrize("aggregate", ["token", "sequence", "constant"])
