@@ -51,29 +51,45 @@ OWN_CHOICE: Final = -1
 Row = TypeVar("Row", bound=TokenSequence)
 
 
-def split_by_tokens(sequences: Sequence[Row], budget: int, shares_prompts: bool = True) -> Iterator[Sequence[Row]]:
+def split_by_tokens(
+    sequences: Sequence[Row], budget: int, shares_prompts: bool = True, owners: Sequence[int] | None = None
+) -> Iterator[Sequence[Row]]:
     """Micro-batches of neighbouring sequences with at most `budget` packed tokens; a longer sequence is one by itself. Keeps the order.
 
-    A prompt counts once if `pack` shares it, so a group stays together if it fits.
+    A prompt counts once if `pack` shares it, so a group stays together if it fits. Neighbours with the same number in `owners` are never
+    divided: together they count as one sequence.
     """
     if sum(len(sequence.prompt_ids) + len(sequence.token_ids) for sequence in sequences) <= budget:
         yield from [sequences] if sequences else []
         return
-    start = used = 0
+    start = used = begin = 0
     groups: dict[bytes, tuple[int, int]] = {}  # rows of each prompt, and tokens of their responses
-    for end, sequence in enumerate(sequences):
-        prompt, length, response = sequence.prompt_ids.tobytes(), len(sequence.prompt_ids), len(sequence.token_ids)
-        rows, tokens = groups.get(prompt, (0, 0)) if shares_prompts else (0, 0)
-        more = response + _prompt_tokens(length, rows + 1, tokens + response) - _prompt_tokens(length, rows, tokens)
-        if end > start and used + more > budget:
-            yield sequences[start:end]
-            start, used, rows, tokens = end, 0, 0, 0
+    for end in _ends(len(sequences), owners):
+        more = _add(groups, sequences[begin:end], shares_prompts)
+        if begin > start and used + more > budget:
+            yield sequences[start:begin]
             groups.clear()
-            more = length + response
+            start, used, more = begin, 0, _add(groups, sequences[begin:end], shares_prompts)
         used += more
-        groups[prompt] = rows + 1, tokens + response
+        begin = end
     if start < len(sequences):
         yield sequences[start:]
+
+
+def _ends(count: int, owners: Sequence[int] | None) -> Iterator[int]:
+    """Where sequences may be divided."""
+    return (end for end in range(1, count + 1) if owners is None or end == count or owners[end] != owners[end - 1])
+
+
+def _add(groups: dict[bytes, tuple[int, int]], sequences: Sequence[TokenSequence], shares_prompts: bool) -> int:
+    """Adds sequences to the groups of a micro-batch; the packed tokens that they take in it."""
+    more = 0
+    for sequence in sequences:
+        prompt, length, response = sequence.prompt_ids.tobytes(), len(sequence.prompt_ids), len(sequence.token_ids)
+        rows, tokens = groups.get(prompt, (0, 0)) if shares_prompts else (0, 0)
+        more += response + _prompt_tokens(length, rows + 1, tokens + response) - _prompt_tokens(length, rows, tokens)
+        groups[prompt] = rows + 1, tokens + response
+    return more
 
 
 def _prompt_tokens(length: int, rows: int, responses: int) -> int:

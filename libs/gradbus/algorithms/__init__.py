@@ -7,6 +7,7 @@ from gradbus.algorithms.estimators import ESTIMATORS
 from gradbus.algorithms.held_out import held_out_loss
 from gradbus.algorithms.needs import learner_computes_reference, need_faults, needs_reference_logprobs, needs_reference_service
 from gradbus.algorithms.of_run import algorithm_of, metric_names_of
+from gradbus.algorithms.sequences import joined, sequences
 
 __all__ = [
     "ESTIMATORS",
@@ -22,10 +23,12 @@ __all__ = [
     "after_step",
     "algorithm_of",
     "held_out_loss",
+    "joined",
     "learner_computes_reference",
     "metric_names_of",
     "need_faults",
     "needs_reference_logprobs",
     "needs_reference_service",
+    "sequences",
     "step_coefficients",
 ]

@@ -19,6 +19,7 @@ from typing import ClassVar, Final
 from gradbus.algorithms.base import MAX_REWARD, GroupAdvantages, SampleMarks, ScoredSample
 from gradbus.algorithms.estimators import ESTIMATORS, STD_EPSILON, Estimator, ValidSamples
 from gradbus.algorithms.reward_kl import TokenKls, add_teacher, returns_to_go, token_kls
+from gradbus.algorithms.sequences import sequences
 from gradbus.algorithms.shaping import overlong_shaped
 from gradbus.spec import AlgorithmSpec
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK, SampleReward
@@ -210,4 +211,4 @@ class Algorithm:
 
 
 def _trainable_tokens(sample: Sample) -> int:
-    return sum(span.end - span.start for span in sample.spans if span.trainable)
+    return sum(span.end - span.start for part in sequences(sample) for span in part.spans if span.trainable)

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import sub
 
+from gradbus.algorithms.sequences import joined
 from gradbus.formats.tokens import unpack_logprobs
 from gradbus.v1.sample_pb2 import Sample
 
 TokenKls = Sequence[Sequence[float]]
-"""k1 of each sample's tokens: G sequences of `[T]`, in nats."""
+"""k1 of each sample's tokens, those of all its sequences: G times `[T]`, in nats."""
 
 
 def token_kls(samples: Sequence[Sample], references: Sequence[bytes]) -> TokenKls:
@@ -20,11 +21,12 @@ def token_kls(samples: Sequence[Sample], references: Sequence[bytes]) -> TokenKl
     `references` has the packed log-probabilities of each sample's tokens under the base model or a teacher. Raises ValueError if some
     are missing.
     """
-    if [len(sample.logprobs) for sample in samples] != list(map(len, references)):
+    wholes = [joined(sample) for sample in samples]
+    if [len(whole.logprobs) for whole in wholes] != list(map(len, references)):
         raise ValueError(
             "a group lacks log-probabilities of the base model or of the teacher, which its run needs of each token; judge it again"
         )
-    return [_token_kl(sample, reference) for sample, reference in zip(samples, references, strict=True)]
+    return [_token_kl(whole, reference) for whole, reference in zip(wholes, references, strict=True)]
 
 
 def returns_to_go(reward: float, kl: Sequence[float], beta: float) -> array[float]:

@@ -1,12 +1,15 @@
 """A tiny model, specs over it, and batches a rollout could have written."""
 
+from dataclasses import replace
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from gradbus.spec import RunSpec
-from gradbus_trainer.step.batch import Batch, TrainSample
+from gradbus_trainer.step.batch import Batch, Origin, TrainSample
 
 VOCABULARY = 23
 
@@ -63,3 +66,26 @@ def make_batch():
         return Batch(step, samples)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def split():
+    """Divides samples into 1, 2, ... `most`, 1, 2, ... sequences that mean the same: each goes on from what was before it, as a fork does.
+
+    Groups are of four samples; a sample has at most as many sequences as tokens.
+    """
+
+    def make(samples, most=3):
+        return [row for at, sample in enumerate(samples) for row in _sequences(sample, 1 + at % most, Origin(at // 4, at % 4))]
+
+    return make
+
+
+def _sequences(sample, count, origin):
+    length = len(sample.token_ids)
+    for start, end in pairwise(np.linspace(0, length, min(count, length) + 1).astype(int)):
+        names = ("token_ids", "behaviour_logprobs", "trainable", "advantages", "reference_logprobs")
+        by_token = {name: None if (values := getattr(sample, name)) is None else values[start:end] for name in names}
+        marks = sample.marks if end == length else sample.marks._replace(cut_off=False)
+        prompt = np.concatenate([sample.prompt_ids, sample.token_ids[:start]])
+        yield replace(sample, prompt_ids=prompt, origin=origin, marks=marks, **by_token)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Final, Literal
 
-from gradbus.algorithms import algorithm_of, needs_reference_logprobs
+from gradbus.algorithms import algorithm_of, needs_reference_logprobs, sequences
 from gradbus.spec import RunSpec
-from gradbus.v1.group_pb2 import Group
+from gradbus.v1.group_pb2 import Group, TeacherRows
 from gradbus.v1.reference_service_pb2 import LogProbsRequest, ReferenceSequence, SequenceLogProbs
+from gradbus.v1.sample_pb2 import Fork, Sample
 from gradbus_conductor.groups.task_kinds import TaskSet
 
 LogProbsField = Literal["reference_logprobs", "teacher_logprobs"]
@@ -39,11 +39,15 @@ class FrozenModel:
         )
 
     def answers(self, group: Group, found: Mapping[str, SequenceLogProbs]) -> list[SequenceLogProbs] | None:
-        """What the model says of each sample of the group; None if `found`, which is by sample id, does not have all of it."""
-        answers = (found.get(sample.sample_id) if sample.token_ids else SequenceLogProbs() for sample in group.samples)
-        pairs = zip(answers, group.samples, strict=True)
-        whole = [answer for answer, sample in pairs if answer is not None and self._is_whole(answer, sample.token_ids)]
-        return whole if len(whole) == len(group.samples) else None
+        """What the model says of each sample of the group; None if `found`, by ids of `sequences_of`, lacks some of it."""
+        answers: list[SequenceLogProbs] = []
+        for sample in group.samples:
+            parts = [(found.get(sequence_id), part) for sequence_id, part in _asked(sample)]
+            whole = [answer for answer, part in parts if answer is not None and self._is_whole(answer, part.token_ids)]
+            if len(whole) < len(parts):
+                return None
+            answers.append(whole[0] if len(whole) == 1 else _joined(sample.sample_id, whole))
+        return answers
 
     def _is_whole(self, answer: SequenceLogProbs, token_ids: bytes) -> bool:
         size, rows, top_k = len(token_ids), answer.rows, self.top_k  # an id takes as many bytes as a log-probability
@@ -51,7 +55,6 @@ class FrozenModel:
         return len(answer.logprobs) == size and fits
 
 
-_TOKENS: Final = attrgetter("token_ids")
 BASE: Final = FrozenModel()
 
 
@@ -76,6 +79,21 @@ def models_of(spec: RunSpec, tasks: TaskSet) -> dict[LogProbsField, FrozenModel]
 
 
 def sequences_of(group: Group) -> Iterator[ReferenceSequence]:
-    """A group's samples, as they are asked about; those without a token, of episodes that failed, are not."""
-    for sample in filter(_TOKENS, group.samples):
-        yield ReferenceSequence(sample_id=sample.sample_id, prompt_ids=group.prompt_ids, token_ids=sample.token_ids)
+    """The sequences of a group's samples, as they are asked about; those without a token, of episodes that failed, are not."""
+    for sample in group.samples:
+        for sequence_id, part in _asked(sample):
+            prompt_ids = part.prompt_ids if isinstance(part, Fork) else group.prompt_ids
+            yield ReferenceSequence(sample_id=sequence_id, prompt_ids=prompt_ids, token_ids=part.token_ids)
+
+
+def _asked(sample: Sample) -> Iterator[tuple[str, Sample | Fork]]:
+    """The sequences with a token, and an id of each; the first has the sample's."""
+    for number, part in enumerate(sequences(sample)):
+        if part.token_ids:
+            yield f"{sample.sample_id}#{number}" if number else sample.sample_id, part
+
+
+def _joined(sample_id: str, parts: Sequence[SequenceLogProbs]) -> SequenceLogProbs:
+    """What is said of all sequences of a sample, one after the other; nothing of one without a token."""
+    rows = TeacherRows(ids=b"".join(part.rows.ids for part in parts), logprobs=b"".join(part.rows.logprobs for part in parts))
+    return SequenceLogProbs(sample_id=sample_id, logprobs=b"".join(part.logprobs for part in parts), rows=rows if rows.ids else None)

@@ -257,6 +257,6 @@ def _taken(pending: PendingGroup, model: FrozenModel, found: dict[str, SequenceL
     if (answers := model.answers(pending.group, found)) is None:
         return False
     take(pending, answers)
-    for answer in answers:
-        found.pop(answer.sample_id, None)
+    for sequence in sequences_of(pending.group):
+        found.pop(sequence.sample_id, None)
     return True

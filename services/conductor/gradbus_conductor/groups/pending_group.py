@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from gradbus.algorithms import sequences
 from gradbus.formats.tokens import token_count
 from gradbus.v1.group_pb2 import Group, LogEntry
 from gradbus.v1.reward_pb2 import SampleReward
@@ -37,7 +38,7 @@ class PendingGroup:
     versions: Sequence[int] = field(init=False)
     """Of each sample, the oldest policy version among its trainable spans."""
     tokens: int = field(init=False)
-    """Response tokens of all samples."""
+    """Response tokens of all samples, in all their sequences."""
     characters: int = field(init=False)
     """Size of the samples in a call of the scorer."""
 
@@ -46,7 +47,7 @@ class PendingGroup:
         self.index, self.samples, default = group.index, samples, group.version
         self.ids = [sample.sample_id for sample in samples]
         self.versions = [_oldest_version(sample, default) for sample in samples]
-        self.tokens = sum([token_count(sample.token_ids) for sample in samples])
+        self.tokens = sum([token_count(part.token_ids) for sample in samples for part in sequences(sample)])
         shared = len(self.item) + len(group.prompt_text)
         self.characters = shared * len(samples) + sum([len(sample.text) for sample in samples])
 
@@ -73,7 +74,8 @@ class PendingGroup:
 def _oldest_version(sample: Sample, default: int) -> int:
     """The oldest policy version among a sample's trainable spans; `default` if it has none."""
     oldest: int | None = None
-    for span in sample.spans:
-        if span.trainable and (oldest is None or span.version < oldest):
-            oldest = span.version
+    for part in sequences(sample):
+        for span in part.spans:
+            if span.trainable and (oldest is None or span.version < oldest):
+                oldest = span.version
     return default if oldest is None else oldest

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from gradbus.algorithms import sequences
 from gradbus.spec import RunSpec
 from gradbus.v1.reward_pb2 import ScoreRequest, ScoreSample
-from gradbus.v1.sample_pb2 import FINISH_REASON_STOP
+from gradbus.v1.sample_pb2 import FINISH_REASON_STOP, Fork
 from gradbus_conductor.clients import Clients
 from gradbus_conductor.groups.call_sizes import divided, divided_by_group, fits_one_call
 from gradbus_conductor.groups.pending_group import PendingGroup
@@ -91,12 +92,13 @@ def _text_samples(pending: PendingGroup, call: ServiceCall) -> Iterator[dict[str
 
 
 def _token_samples(pending: PendingGroup, call: ServiceCall) -> Iterator[ScoreSample]:
-    """What a reward model gets of a group: the samples that it has not judged."""
+    """What a reward model gets of a group: the samples that it has not judged, or the last sequence of one with forks."""
     for n in pending.unanswered():
+        part = sequences(pending.samples[n])[-1]
         yield ScoreSample(
             sample_id=pending.ids[n],
             group_id=str(pending.index),
             traceparent=call.spans.get(pending.index, ""),
-            prompt_ids=pending.group.prompt_ids,
-            token_ids=pending.samples[n].token_ids,
+            prompt_ids=part.prompt_ids if isinstance(part, Fork) else pending.group.prompt_ids,
+            token_ids=part.token_ids,
         )

@@ -31,7 +31,8 @@ class CallResource(BaseModel):
 class TurnResource(BaseModel):
     """A turn of the policy, and what the environment answered."""
 
-    start: int = Field(description="Its first token, counted in response tokens.")
+    sequence: int = Field(0, description="In which of the sample's sequences its tokens are: 0 is its own, k its k-th fork.")
+    start: int = Field(description="Its first token, counted in the sequence's response tokens.")
     end: int = Field(description="One past its last token.")
     finish: str
     text: str = Field(description="Decoded, without its calls.")
@@ -56,7 +57,16 @@ class TurnResource(BaseModel):
             for message in turn.messages
         ]
         reward = turn.reward if turn.HasField("reward") else None
-        return cls(start=turn.start, end=turn.end, finish=turn.finish, text=turn.text, calls=calls, messages=messages, reward=reward)
+        return cls(
+            sequence=turn.sequence,
+            start=turn.start,
+            end=turn.end,
+            finish=turn.finish,
+            text=turn.text,
+            calls=calls,
+            messages=messages,
+            reward=reward,
+        )
 
 
 class EpisodeResource(BaseModel):

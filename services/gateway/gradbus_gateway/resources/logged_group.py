@@ -12,10 +12,10 @@ from gradbus.formats.tokens import token_count, unpack_ids, unpack_logprobs
 from gradbus.spec import PAIR_KINDS, Kind, RunSpec
 from gradbus.v1.group_pb2 import VERDICT_TRAIN, Group, LogEntry, Verdict
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK, RewardStatus, SampleReward
-from gradbus.v1.sample_pb2 import SPAN_KIND_UNSPECIFIED, FinishReason, Sample, Span, SpanKind
+from gradbus.v1.sample_pb2 import SPAN_KIND_UNSPECIFIED, FinishReason, Fork, Sample, Span, SpanKind
 from gradbus_gateway.resources.episodes import EpisodeResource
 from gradbus_gateway.resources.public_text import enum_word, public_text
-from gradbus_gateway.resources.samples import SampleResource, SampleTokens, SpanResource
+from gradbus_gateway.resources.samples import SampleResource, SampleTokens, SequenceTokens, SpanResource
 
 
 class LoggedGroup:
@@ -76,30 +76,44 @@ class LoggedGroup:
             verdict=enum_word(Verdict.Name(entry.verdict), "VERDICT_"),
             label=_label(sample, self._spec.kind),
             advantage=self.advantages[at],
-            versions=[_span(span) for span in sample.spans],
+            versions=[_span(number, span) for number, part in enumerate(_sequences(sample)) for span in part.spans],
             worker=group.worker,
             engine=group.engine,
             dispatched_version=entry.version,
             admitted_at=self.admitted_at,
             trace_id=group.traceparent[3:35],
-            token_count=token_count(sample.token_ids),
+            token_count=sum(token_count(part.token_ids) for part in _sequences(sample)),
             episode=EpisodeResource.of(sample.episode) if sample.HasField("episode") else None,
             tokens=self._tokens(at, sample) if with_tokens else None,
         )
 
     def _tokens(self, at: int, sample: Sample) -> SampleTokens:
-        return SampleTokens(
-            prompt_ids=list(unpack_ids(self.group.prompt_ids)),
-            ids=list(unpack_ids(sample.token_ids)),
-            logprobs=list(unpack_logprobs(sample.logprobs)),
-            reference_logprobs=_logprobs(self.entry.reference_logprobs, at),
-            teacher_logprobs=_logprobs(self.entry.teacher_logprobs, at),
-        )
+        frozen = [_logprobs(of_samples, at) for of_samples in (self.entry.reference_logprobs, self.entry.teacher_logprobs)]
+        found: list[SequenceTokens] = []
+        start = 0
+        for part in _sequences(sample):
+            end = start + token_count(part.token_ids)
+            found.append(
+                SequenceTokens(
+                    prompt_ids=list(unpack_ids(part.prompt_ids if isinstance(part, Fork) else self.group.prompt_ids)),
+                    ids=list(unpack_ids(part.token_ids)),
+                    logprobs=list(unpack_logprobs(part.logprobs)),
+                    reference_logprobs=frozen[0][start:end],
+                    teacher_logprobs=frozen[1][start:end],
+                )
+            )
+            start = end
+        return SampleTokens(**dict(found[0]), forks=found[1:])
 
 
-def _span(span: Span) -> SpanResource:
+def _sequences(sample: Sample) -> list[Sample | Fork]:
+    """By the numbers that turns and spans have: 0 is the sample's own, also where it has no token."""
+    return [sample, *sample.forks]
+
+
+def _span(sequence: int, span: Span) -> SpanResource:
     author = "policy" if span.kind == SPAN_KIND_UNSPECIFIED else enum_word(SpanKind.Name(span.kind), "SPAN_KIND_")
-    return SpanResource(start=span.start, end=span.end, version=span.version, trainable=span.trainable, author=author)
+    return SpanResource(start=span.start, end=span.end, version=span.version, trainable=span.trainable, sequence=sequence, author=author)
 
 
 def _logprobs(of_samples: Sequence[bytes], at: int) -> list[float]:

@@ -20,19 +20,26 @@ class SpanResource(BaseModel):
     end: int
     version: int
     trainable: bool
+    sequence: int = Field(0, description="In which of the sample's sequences: 0 is its own, k its k-th fork.")
     author: str = Field(
         "policy", description="`policy`, `frame` (the chat template), `tool`, `user` or `close` (an end that was not drawn)."
     )
 
 
-class SampleTokens(BaseModel):
-    """Prompt and response, token by token."""
+class SequenceTokens(BaseModel):
+    """Prompt and response of a sequence, token by token."""
 
     prompt_ids: list[int] = Field(description="Of the prompt, as the engine sampled from it and the trainer learns with it.")
     ids: list[int] = Field(description="Of the response.")
     logprobs: list[float] = Field(description="Of each token, under the policy version that sampled it.")
     reference_logprobs: list[float] = Field(description="Of each token, under the frozen base model; empty when the run has no KL term.")
     teacher_logprobs: list[float] = Field(description="Of each token, under the teacher; empty when the run has none.")
+
+
+class SampleTokens(SequenceTokens):
+    """Those of a sample, and of the further sequences of its episode."""
+
+    forks: list[SequenceTokens] = Field([], description="Of an episode whose agent did not go on with one conversation: the other ones.")
 
 
 class SampleResource(BaseModel):
@@ -65,7 +72,7 @@ class SampleResource(BaseModel):
     dispatched_version: int = Field(description="Policy version that its task named.")
     admitted_at: datetime = Field(description="When its group entered the experience log.")
     trace_id: str = Field("", description="Trace that its worker recorded; empty when it recorded none.")
-    token_count: int = Field(description="Tokens of the response.")
+    token_count: int = Field(description="Tokens of the response, in all its sequences.")
     episode: EpisodeResource | None = Field(None, description="Of a run with an environment.")
     tokens: SampleTokens | None = Field(None, description="With `include=tokens`.")
 
@@ -96,6 +103,7 @@ class SampleResource(BaseModel):
     @property
     def held_bytes(self) -> int:
         """About how many bytes of memory it takes: its text, and its tokens as Python's numbers."""
-        tokens = self.token_count + len(self.tokens.prompt_ids) if self.tokens else 0
+        prompts = [self.tokens.prompt_ids, *(fork.prompt_ids for fork in self.tokens.forks)] if self.tokens else []
+        tokens = self.token_count + sum(map(len, prompts)) if self.tokens else 0
         episode = self.episode.characters if self.episode else 0
         return len(self.prompt) + len(self.text) + episode + tokens * _TOKEN_BYTES

@@ -21,7 +21,7 @@ from gradbus_kernels.operators import (
     linear_distillation_loss,
     policy_loss,
 )
-from gradbus_trainer.step.batch import TokenTotals, TrainSample
+from gradbus_trainer.step.batch import TokenTotals, TrainSample, sample_numbers
 
 Scale = float | Softcapped
 """A temperature."""
@@ -69,7 +69,8 @@ def policy_tokens(
 ) -> PolicyTokens:
     """The samples' N response tokens side by side, float32 `[N]` on `device`; with their sequences only if `settings` need these.
 
-    `weights` holds each sample's weight of one trainable token (`token_weights`), `totals` are those of the whole update.
+    `weights` holds each row's weight of one trainable token (`Batch.row_weights`), `totals` are those of the whole update. A sequence of
+    the loss is a whole sample: all its rows, which must be among `samples` where settings need sequences.
     """
     lengths = [len(sample.token_ids) for sample in samples]
     trainable = np.concatenate([sample.trainable for sample in samples])
@@ -88,7 +89,7 @@ def policy_tokens(
         weights=tensor(np.repeat(weights, lengths) * trainable),
         entropy_weights=tensor(trainable / totals.trainable),
         reference_logprobs=optional("reference_logprobs"),
-        sequences=torch.from_numpy(np.repeat(np.arange(len(samples)), lengths)).to(device) if settings.needs_sequences else None,
+        sequences=torch.from_numpy(np.repeat(sample_numbers(samples), lengths)).to(device) if settings.needs_sequences else None,
         proximal_logprobs=optional("proximal_logprobs"),
         nll_weights=tensor(trainable * np.repeat([sample.marks.best for sample in samples], lengths) / max(1, totals.best))
         if settings.nll

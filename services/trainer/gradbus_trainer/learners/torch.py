@@ -26,7 +26,7 @@ from gradbus_kernels.models.invariant_decoder import invariant_packed_logprobs
 from gradbus_kernels.models.language_model import LanguageModel
 from gradbus_kernels.models.lora import adapters_off, add_adapters
 from gradbus_kernels.models.packing import TokenSequence
-from gradbus_kernels.operators import PolicyLoss, PolicyTokens, linear_grpo_loss, policy_loss, token_weights
+from gradbus_kernels.operators import PolicyLoss, PolicyTokens, linear_grpo_loss, policy_loss
 from gradbus_trainer.learners.base import StepMetrics
 from gradbus_trainer.learners.critic.critic import Critic, belongs_to_critic
 from gradbus_trainer.learners.data_parallel import DataParallelThreads, accumulate_in_turn
@@ -237,9 +237,9 @@ class TorchLearner:
             self._working.round()
 
     def _micro_batches(self, batch: Batch) -> Iterator[tuple[Sequence[TrainSample], PolicyTokens]]:
-        spec, totals = self._spec, batch.totals
-        weights = iter(token_weights(batch.trainable_counts, spec.algorithm.aggregate, spec.max_drawn_tokens))
-        for samples in micro_batches(batch, spec.trainer.micro_batch_tokens, self._model.shares_prompts, self._portions):
+        spec, totals, weights = self._spec, batch.totals, iter(batch.row_weights(self._spec))
+        budget, whole = spec.trainer.micro_batch_tokens, self._settings.needs_sequences
+        for samples in micro_batches(batch, budget, self._model.shares_prompts, self._portions, whole_samples=whole):
             tokens = policy_tokens(samples, list(islice(weights, len(samples))), totals, self._settings, self._model.device)
             if self._learner_computes_reference and self._settings.kl:
                 base = partial(self._logprobs, self._model, samples, spec.rollout.temperature)

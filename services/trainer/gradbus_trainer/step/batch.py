@@ -12,12 +12,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradbus.algorithms import UNMARKED, SampleMarks
+from gradbus.spec import RunSpec
 from gradbus_kernels.models.packing import split_by_tokens
+from gradbus_kernels.operators import token_weights
+
+
+class Origin(NamedTuple):
+    """Whose sequence a row is, in a group that has a sample of several sequences."""
+
+    group: int
+    n: int
 
 
 @dataclass(slots=True)
 class TrainSample:
-    """A sample that is trained: P prompt tokens and T response tokens, at least one of each.
+    """A sample that is trained, or one of its sequences: P prompt tokens and T response tokens, at least one of each.
 
     Never changed, and not frozen only because a step makes many.
     """
@@ -44,6 +53,8 @@ class TrainSample:
     """The teacher's most likely tokens, [T, k], and log-probabilities of these and of all others together, [T, k + 1]; only in a run that
     trains on these rows."""
     marks: SampleMarks = UNMARKED
+    origin: Origin | None = None
+    """None: the row is a whole sample."""
 
 
 class TokenTotals(NamedTuple):
@@ -56,14 +67,14 @@ class TokenTotals(NamedTuple):
 
 @dataclass(frozen=True)
 class Batch:
-    """The rows of step `step`, in order of group index and n. Filtered, dropped and masked samples are not among them."""
+    """The rows of step `step`, in order of group index, n and sequence. Filtered, dropped and masked samples are not among them."""
 
     step: int
     samples: Sequence[TrainSample]
 
     @cached_property
     def trainable_counts(self) -> Sequence[int]:
-        """Trainable tokens of each sample."""
+        """Trainable tokens of each row."""
         if not self.samples:
             return []
         masks = [sample.trainable for sample in self.samples]
@@ -86,23 +97,60 @@ class Batch:
         ]
         return float(np.concatenate(parts).mean()) if self.has_weight else 0.0
 
+    def row_weights(self, spec: RunSpec) -> Sequence[float]:
+        """Each row's weight of one trainable token, by `token_weights`: all rows of a sample count as one sequence."""
+        numbers = sample_numbers(self.samples)
+        counts = [0] * (numbers[-1] + 1 if numbers else 0)
+        for number, count in zip(numbers, self.trainable_counts, strict=True):
+            counts[number] += count
+        weights = token_weights(counts, spec.algorithm.aggregate, spec.max_drawn_tokens)
+        return [weights[number] for number in numbers]
+
     @property
     def has_weight(self) -> bool:
         """Whether there is anything to learn from."""
         return any(self.trainable_counts)
 
 
-def micro_batches(batch: Batch, budget: int, shares_prompts: bool = True, portions: int = 1) -> list[Sequence[TrainSample]]:
-    """The batch in pieces of at most `budget` tokens; a longer sample goes alone. Depends on the rows alone.
+def micro_batches(
+    batch: Batch, budget: int, shares_prompts: bool = True, portions: int = 1, *, whole_samples: bool = False
+) -> list[Sequence[TrainSample]]:
+    """The batch in pieces of at most `budget` tokens; a longer row goes alone. Depends on the rows alone.
 
-    It is first cut into up to `portions` of about equally many tokens, between groups.
+    It is first cut into up to `portions` of about equally many tokens, between groups. With `whole_samples` all rows of a sample are in
+    one piece, whatever their length.
     """
-    return [piece for portion in _portions(batch.samples, portions) for piece in split_by_tokens(portion, budget, shares_prompts)]
+    return [
+        piece
+        for portion in _portions(batch.samples, portions)
+        for piece in split_by_tokens(portion, budget, shares_prompts, sample_numbers(portion) if whole_samples else None)
+    ]
 
 
-def prompt_groups(samples: Sequence[TrainSample]) -> list[list[TrainSample]]:
-    """The groups of a batch's samples: neighbours with the same prompt."""
-    return [list(group) for _, group in groupby(samples, key=lambda sample: sample.prompt_ids.tobytes())]
+def sample_numbers(rows: Sequence[TrainSample]) -> list[int]:
+    """The number of each row's sample, counted from 0 among those of `rows`."""
+    numbers: list[int] = []
+    number, before = -1, None
+    for row in rows:
+        number += row.origin is None or row.origin != before
+        before = row.origin
+        numbers.append(number)
+    return numbers
+
+
+def by_sample(rows: Sequence[TrainSample]) -> list[list[TrainSample]]:
+    """The rows of each sample."""
+    numbers = iter(sample_numbers(rows))
+    return [list(group) for _, group in groupby(rows, key=lambda _: next(numbers))]
+
+
+def prompt_groups(rows: Sequence[TrainSample]) -> list[list[TrainSample]]:
+    """The groups of a batch's rows: neighbours with the same prompt, or of a group whose sequences have prompts of their own."""
+    return [list(group) for _, group in groupby(rows, key=_group_key)]
+
+
+def _group_key(row: TrainSample) -> bytes | int:
+    return row.prompt_ids.tobytes() if row.origin is None else row.origin.group
 
 
 def _portions(samples: Sequence[TrainSample], count: int) -> list[Sequence[TrainSample]]:

@@ -11,13 +11,14 @@ from typing import Any, Final
 
 import numpy as np
 
-from gradbus.algorithms import UNMARKED, Algorithm
+from gradbus.algorithms import UNMARKED, Algorithm, joined
 from gradbus.experience import StoredEntry
 from gradbus.formats.tokens import ID_DTYPE, LOGPROB_DTYPE, token_count
 from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_TRAIN, Group, LogEntry, TeacherRows
 from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, Sample
 from gradbus_trainer.step.batch import TrainSample
 from gradbus_trainer.step.routes import count_routes, sample_routes
+from gradbus_trainer.step.sequences import trained_rows
 
 _ID: Final = np.dtype(ID_DTYPE)
 _LOGPROB: Final = np.dtype(LOGPROB_DTYPE)
@@ -28,11 +29,11 @@ class DecodedGroup:
     """The rows of one group, and what its step reports of it. A dropped group has `lengths` alone."""
 
     rows: Sequence[TrainSample] = ()
-    """Valid samples with a response, in order of n; empty for a group that is not trained."""
+    """The sequences of valid samples with a response, in order of n; empty for a group that is not trained."""
     masked: int = 0
     """Samples of a trained group that are not among the rows."""
     lengths: Sequence[int] = ()
-    """Response tokens of each sample."""
+    """Response tokens of each sample, in all its sequences."""
     truncated: int = 0
     """Samples cut off at `max_new_tokens`."""
     oldest_versions: Sequence[int | None] = ()
@@ -71,19 +72,20 @@ def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
     """
     group = Group.FromString(entry.group)
     samples = list(group.samples)  # while the list holds them, protobuf does not make new objects for them at each pass
-    token_ids = [sample.token_ids for sample in samples]
+    wholes = [joined(sample) for sample in samples]
+    token_ids = [whole.token_ids for whole in wholes]
     lengths = [token_count(content) for content in token_ids]
     if entry.verdict == VERDICT_DROPPED:
         return DecodedGroup(lengths=lengths)
-    spans = [[(span.start, span.end, span.version, span.trainable) for span in sample.spans] for sample in samples]
-    rows: Sequence[TrainSample] = ()
+    spans = [[(span.start, span.end, span.version, span.trainable) for span in whole.spans] for whole in wholes]
+    trained: Sequence[tuple[TrainSample, Sample]] = ()  # all sequences of a sample in one row
     if entry.verdict == VERDICT_TRAIN:
         kls = algorithm.token_kls(samples, entry.reference_logprobs)
         teacher_kls = algorithm.teacher_kls(samples, entry.teacher_logprobs)
         rewards = {reward.sample_id: reward for reward in entry.rewards}
         judged = algorithm.group_advantages(samples, rewards, kls)
         marks = algorithm.marks(samples, rewards, judged) if algorithm.marks_samples else [UNMARKED] * len(samples)
-        logprobs = _behaviour_logprobs(samples, lengths, sampled=algorithm.is_sampled)
+        logprobs = _behaviour_logprobs(wholes, lengths, sampled=algorithm.is_sampled)
         nothing = [None] * len(samples)
         references = _arrays(entry.reference_logprobs, _LOGPROB, lengths) if entry.reference_logprobs else nothing
         teachers = _arrays(entry.teacher_logprobs, _LOGPROB, lengths) if entry.teacher_logprobs else nothing
@@ -92,15 +94,18 @@ def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
         advantages = _joined(algorithm.token_advantages(judged, lengths, kls, teacher_kls))
         routes = sample_routes(group, len(prompt), lengths)
         frozen = zip(references, teachers, taught, strict=True)
-        columns = zip(_arrays(token_ids, _ID, lengths), logprobs, spans, advantages, routes, frozen, judged.valid, marks, strict=True)
-        rows = [
+        columns = zip(_arrays(token_ids, _ID, lengths), logprobs, spans, advantages, routes, frozen, marks, strict=True)
+        found = (
             TrainSample(prompt, ids, behaviour, _trainable(len(ids), parts), advantage, reference, routed, None, teacher, likely, marked)
-            for ids, behaviour, parts, advantage, routed, (reference, teacher, likely), valid, marked in columns
-            if valid and len(ids)
+            for ids, behaviour, parts, advantage, routed, (reference, teacher, likely), marked in columns
+        )
+        trained = [
+            (row, sample) for row, sample, valid, length in zip(found, samples, judged.valid, lengths, strict=True) if valid and length
         ]
+    rows = trained_rows(trained, entry.index)
     return DecodedGroup(
         rows=rows,
-        masked=len(lengths) - len(rows) if entry.verdict == VERDICT_TRAIN else 0,
+        masked=len(lengths) - len(trained) if entry.verdict == VERDICT_TRAIN else 0,
         lengths=lengths,
         truncated=[sample.finish_reason for sample in samples].count(FINISH_REASON_LENGTH),
         oldest_versions=[_oldest(parts) for parts in spans] if algorithm.is_sampled else (),

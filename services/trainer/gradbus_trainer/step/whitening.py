@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gradbus.spec import Whiten
-from gradbus_trainer.step.batch import TrainSample
+from gradbus_trainer.step.batch import TrainSample, by_sample
 
 _LEAST_VARIANCE: Final = 1e-8
 
@@ -24,13 +24,18 @@ def whitened(samples: Sequence[TrainSample], by: Whiten) -> Sequence[TrainSample
     """
     if by == "none":
         return samples
-    trained = [part for sample in samples if len(part := sample.advantages[sample.trainable].astype(np.float64))]
+    trained = [part for rows in by_sample(samples) if len(part := _trained(rows))]
     if not trained:
         return samples
     values = np.concatenate(trained) if by == "tokens" else np.array([math.fsum(part) / len(part) for part in trained])
     mean = _mean(values)
     deviation = math.sqrt(max(_mean((values - mean) ** 2), _LEAST_VARIANCE))
     return [replace(sample, advantages=((sample.advantages - mean) / deviation).astype(np.float32)) for sample in samples]
+
+
+def _trained(rows: Sequence[TrainSample]) -> NDArray[np.float64]:
+    """The advantages of a sample's trainable tokens."""
+    return np.concatenate([row.advantages[row.trainable] for row in rows]).astype(np.float64)
 
 
 def _mean(values: NDArray[np.float64]) -> float:

@@ -20,10 +20,11 @@ from gradbus_kernels.models.language_model import LanguageModel
 from gradbus_trainer.learners.base import CriticMetrics
 from gradbus_trainer.learners.critic.cut_off import apart, continued
 from gradbus_trainer.learners.critic.frozen import freeze_attention
-from gradbus_trainer.learners.critic.gae import Floats, generalized_advantages, policy_lambda
+from gradbus_trainer.learners.critic.gae import Floats
+from gradbus_trainer.learners.critic.trajectories import Trajectories
 from gradbus_trainer.learners.gradient_step import check_gradient
 from gradbus_trainer.learners.optimizer import AdamW
-from gradbus_trainer.step.batch import Batch, TrainSample, micro_batches
+from gradbus_trainer.step.batch import Batch, TrainSample, by_sample, micro_batches
 from gradbus_trainer.step.whitening import whitened
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
 
@@ -93,19 +94,19 @@ class Critic:
         forward pass, and so do the values after samples that were cut off.
         """
         if not self._optimizer.tensors():
-            returns = [float(sample.advantages[0]) for sample in batch.samples]
+            returns = [float(rows[0].advantages[0]) for rows in by_sample(batch.samples)]
             nn.init.constant_(self._head.bias, math.fsum(returns) / len(returns))
         values: list[Floats] = []
-        rewards: list[Floats] = []
+        advantages: list[Floats] = []
         targets: list[Floats] = []
         for samples in self._micro_batches(batch):
             found, ends = apart(self._values(continued(samples)), samples)
-            values += [part.detach().cpu().double().numpy() for part in found]
-            rewards += _token_rewards(samples, [self._settings.gamma * end for end in ends])
-            targets += self._targets(rewards[-len(samples) :], values[-len(samples) :])
+            of_rows = [row.detach().cpu().double().numpy() for row in found]
+            part = Trajectories.of(samples, of_rows, [self._settings.gamma * end for end in ends])
+            values += of_rows
+            advantages += part.policy_advantages(self._settings)
+            targets += part.targets(self._settings)
             torch.autograd.backward(self._loss(found, targets[-len(samples) :], None, batch))
-        lambdas = [policy_lambda(self._settings, len(row)) for row in values]
-        advantages = generalized_advantages(values, rewards, lambdas, self._settings.gamma)
         samples = [_with_advantages(sample, found) for sample, found in zip(batch.samples, advantages, strict=True)]
         return Estimates(Batch(batch.step, whitened(samples, self._spec.algorithm.whiten)), values, targets)
 
@@ -133,21 +134,16 @@ class Critic:
         self._optimizer.forget_gradient()
 
     def _micro_batches(self, batch: Batch) -> Sequence[Sequence[TrainSample]]:
-        return micro_batches(batch, self._spec.trainer.micro_batch_tokens, self._body.shares_prompts)
+        return micro_batches(batch, self._spec.trainer.micro_batch_tokens, self._body.shares_prompts, whole_samples=True)
 
     def _values(self, samples: Sequence[TrainSample]) -> Sequence[Tensor]:
-        """V of each sample's trainable tokens, float32 `[T]` each."""
+        """V of each row's trainable tokens, float32 `[T]` each."""
         with torch.set_grad_enabled(self._trains_body):
             hidden, _, _ = head_inputs(self._body, samples)
         values: Tensor = self._head(hidden.float()).squeeze(-1)
         parts = torch.split(values, [len(sample.token_ids) for sample in samples])
         masks = (torch.tensor(sample.trainable, device=values.device) for sample in samples)
         return [part[mask] for part, mask in zip(parts, masks, strict=True)]
-
-    def _targets(self, rewards: Sequence[Floats], values: Sequence[Floats]) -> list[Floats]:
-        lambdas = [self._settings.value_lambda] * len(values)
-        advantages = generalized_advantages(values, rewards, lambdas, self._settings.gamma)
-        return [advantage + value for advantage, value in zip(advantages, values, strict=True)]
 
     def _loss(self, values: Sequence[Tensor], targets: Sequence[Floats], olds: Sequence[Floats] | None, batch: Batch) -> Tensor:
         """Sum over tokens of ½ max((V - R)², (clipped V - R)²) / T, where V may move by `value_clip` from that of the first pass (PPO2)."""
@@ -162,7 +158,7 @@ class Critic:
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """What a critic says of a step before its updates; sequences are by sample, float64 over its trainable tokens."""
+    """What a critic says of a step before its updates; sequences are by row, float64 over its trainable tokens."""
 
     batch: Batch
     """With advantages in place of rewards."""
@@ -180,19 +176,6 @@ class Estimates:
 def belongs_to_critic(name: str) -> bool:
     """Whether a tensor of a checkpoint is the critic's."""
     return name.startswith(_PREFIX)
-
-
-def _token_rewards(samples: Sequence[TrainSample], ends: Sequence[float]) -> list[Floats]:
-    """r_t of each trainable token: a sum from it on minus the next token's. `ends` has what the last one gets in addition.
-
-    With the discounted value after a sample that was cut off as its end, delta of the last token is r + gamma · V_{T+1} - V_T.
-    """
-    sums = (sample.advantages[sample.trainable].astype(np.float64) for sample in samples)
-    rewards = [-np.diff(later, append=0.0) for later in sums]
-    for row, end in zip(rewards, ends, strict=True):
-        if end and len(row):
-            row[-1] += end
-    return rewards
 
 
 def _with_advantages(sample: TrainSample, advantages: Floats) -> TrainSample:

@@ -12,10 +12,12 @@ import safetensors.torch
 import torch
 from numpy.typing import NDArray
 
-from gradbus_trainer.step.batch import Batch, TrainSample
+from gradbus_trainer.step.batch import Batch, Origin, TrainSample
 
 Name = Literal["open", "train", "weight", "moment", "probe", "restore", "release", "rest", "stop"]
 _LENGTH_BYTES = 8
+_NO_ORIGIN = Origin(-1, -1)
+"""In place of that of a row which is a whole sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ def batch_tensors(batch: Batch) -> dict[str, torch.Tensor]:
     references = [sample.reference_logprobs for sample in samples if sample.reference_logprobs is not None]
     if len(references) == len(samples):
         columns["reference_logprobs"] = np.concatenate(references)
+    if any(sample.origin is not None for sample in samples):
+        columns["origins"] = np.array([sample.origin or _NO_ORIGIN for sample in samples])
     return {name: torch.from_numpy(np.array(column)) for name, column in columns.items()}
 
 
@@ -63,10 +67,16 @@ def batch_of(step: int, tensors: Mapping[str, torch.Tensor]) -> Batch:
     prompts = _rows(columns["prompt_ids"], columns["prompt_lengths"])
     names = ("token_ids", "behaviour_logprobs", "trainable", "advantages", "reference_logprobs")
     rows: dict[str, Any] = {name: _rows(columns[name], columns["lengths"]) for name in names if name in columns}
+    rows["origin"] = _origins(columns["origins"]) if "origins" in columns else [None] * len(prompts)
     return Batch(
         step,
         [TrainSample(prompt_ids=prompt, **{name: parts[n] for name, parts in rows.items()}) for n, prompt in enumerate(prompts)],
     )
+
+
+def _origins(column: NDArray[Any]) -> list[Origin | None]:
+    found = (Origin(*row) for row in column.tolist())
+    return [None if origin == _NO_ORIGIN else origin for origin in found]
 
 
 def _rows(column: NDArray[Any], lengths: NDArray[Any]) -> Sequence[NDArray[Any]]:

@@ -10,8 +10,8 @@ import numpy as np
 
 from gradbus.spec import RunSpec
 from gradbus_kernels.models.packing import split_by_tokens
-from gradbus_kernels.operators import token_weights
-from gradbus_trainer.step.batch import Batch, TrainSample
+from gradbus_trainer.learners.loss_inputs import policy_settings
+from gradbus_trainer.step.batch import Batch, TrainSample, sample_numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +25,18 @@ class Piece:
 def pieces_of(batch: Batch, spec: RunSpec, rank: int, ranks: int) -> list[Piece]:
     """The micro-batches of `rank` of `ranks`. A function of the rows and the spec alone.
 
-    Neighbours stay together, because they share prompts. Every backward pass is a collective, so a rank that has fewer
-    pieces adds idle ones, of weight 0.
+    Neighbours stay together, because they share prompts; all rows of a sample are in one piece if the loss needs whole sequences.
+    Every backward pass is a collective, so a rank that has fewer pieces adds idle ones, of weight 0.
     """
-    weights = token_weights(batch.trainable_counts, spec.algorithm.aggregate, spec.max_drawn_tokens)
-    owners = _owners([len(sample.prompt_ids) + len(sample.token_ids) for sample in batch.samples], ranks)
+    weights = batch.row_weights(spec)
+    numbers = sample_numbers(batch.samples) if policy_settings(spec.algorithm).needs_sequences else list(range(len(batch.samples)))
+    ranks_of = _owners(_sizes(batch.samples, numbers), ranks)
     shares = []
     for owner in range(ranks):
-        rows = [number for number, of in enumerate(owners) if of == owner]
-        own = iter([weights[number] for number in rows])
-        parts = split_by_tokens([batch.samples[number] for number in rows], spec.trainer.micro_batch_tokens)
+        rows = [row for row, number in enumerate(numbers) if ranks_of[number] == owner]
+        own = iter([weights[row] for row in rows])
+        together = [numbers[row] for row in rows]
+        parts = split_by_tokens([batch.samples[row] for row in rows], spec.trainer.micro_batch_tokens, owners=together)
         shares.append([Piece(part, list(islice(own, len(part)))) for part in parts])
     most = max(len(share) for share in shares)
     shortest = min(batch.samples, key=lambda sample: len(sample.prompt_ids) + len(sample.token_ids))
@@ -46,8 +48,16 @@ def idle_piece(sample: TrainSample) -> Piece:
     return Piece([replace(sample, trainable=np.zeros_like(sample.trainable))], [0.0])
 
 
+def _sizes(rows: Sequence[TrainSample], numbers: Sequence[int]) -> list[int]:
+    """Tokens of the rows with each number."""
+    sizes = [0] * (numbers[-1] + 1)
+    for row, number in zip(rows, numbers, strict=True):
+        sizes[number] += len(row.prompt_ids) + len(row.token_ids)
+    return sizes
+
+
 def _owners(sizes: Sequence[int], ranks: int) -> list[int]:
-    """The rank of each row. All tokens are cut into equal parts, one per rank; a row belongs to the part that has its middle."""
+    """The rank of each size. All tokens are cut into equal parts, one per rank; a size belongs to the part that has its middle."""
     total, before, owners = sum(sizes), 0, []
     for size in sizes:
         owners.append(ranks * (2 * before + size) // (2 * total))

@@ -7,9 +7,9 @@ import pytest
 
 from gradbus.algorithms import SampleMarks
 from gradbus_kernels.models.packing import OWN_CHOICE
-from gradbus_trainer.learners.critic.critic import _token_rewards
 from gradbus_trainer.learners.critic.cut_off import continued
 from gradbus_trainer.learners.critic.gae import generalized_advantages
+from gradbus_trainer.learners.critic.trajectories import Trajectories
 from gradbus_trainer.step.batch import Batch, TrainSample
 
 from .conftest import same, state
@@ -26,9 +26,9 @@ def test_three_tokens_of_an_answer_that_was_cut_off():
     """V (.5, .6, .7), no reward, and .8 after the end."""
     one = TrainSample(*(np.zeros(3, kind) for kind in (np.int32, np.int32, np.float32)), np.ones(3, np.bool_), np.zeros(3, np.float32))
     values = np.array([0.5, 0.6, 0.7])
-    [advantages] = generalized_advantages([values], _token_rewards([one], [0.8]), [0.95])
+    [advantages] = generalized_advantages([values], Trajectories.of([one], [values], [0.8]).rewards, [0.95])
     assert advantages.tolist() == pytest.approx([0.28525, 0.195, 0.1], abs=1e-12)
-    [ended] = generalized_advantages([values], _token_rewards([one], [0.0]), [0.95])
+    [ended] = generalized_advantages([values], Trajectories.of([one], [values], [0.0]).rewards, [0.95])
     assert ended.tolist()[-1] == pytest.approx(-0.7, abs=1e-12)
 
 

@@ -6,7 +6,7 @@ import torch
 
 from gradbus_kernels.models.packing import pack
 from gradbus_trainer.learners.deepspeed.shares import idle_piece, pieces_of
-from gradbus_trainer.step.batch import Batch
+from gradbus_trainer.step.batch import Batch, by_sample
 
 
 def shares(batch, spec, ranks):
@@ -66,3 +66,17 @@ def test_an_idle_piece_leaves_its_row_alone(make_batch):
     sample = make_batch(all_trainable=True).samples[0]
     assert is_idle(idle_piece(sample))
     assert sample.trainable.all()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 20])
+def test_a_ratio_of_sequences_keeps_all_rows_of_a_sample_in_one_piece(make_spec, make_batch, ranks, split):
+    batch = Batch(0, split(make_batch(all_trainable=True).samples))
+    given = shares(batch, make_spec(algorithm={"name": "gspo"}, trainer={"micro_batch_tokens": 15}), ranks)
+    pieces = [piece for share in given for piece in share if not is_idle(piece)]
+    assert [id(row) for piece in pieces for row in piece.samples] == [id(row) for row in batch.samples]
+    assert sum(len(by_sample(piece.samples)) for piece in pieces) == 12
+    weights = {}
+    for piece in pieces:
+        for row, weight in zip(piece.samples, piece.weights, strict=True):
+            weights[row.origin] = weights.get(row.origin, 0.0) + weight * row.trainable.sum()
+    assert list(weights.values()) == pytest.approx([1 / 12] * 12)

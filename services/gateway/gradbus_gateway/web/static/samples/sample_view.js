@@ -5,7 +5,7 @@ import { make, withCode } from "../lib/elements.js";
 import { historyOf, loadHistory } from "../run/event_stream.js";
 import { conversation, endOf } from "./conversation.js";
 import { readSamples } from "./sample_log.js";
-import { shadedTokens, tokenTexts } from "./tokens.js";
+import { promptText, shadedTokens, tokenTexts } from "./tokens.js";
 import { clock, duration, number, plural, signed } from "../lib/format.js";
 import { readsRewards, trainsGiven } from "../lib/run_kind.js";
 
@@ -28,6 +28,7 @@ export async function showSample({ root, signal }, runId, sampleId) {
     make("section", { class: "text" },
       make("h2", {}, "Prompt"), make("pre", { class: "prompt" }, sample.prompt),
       make("h2", {}, "Response"), make("pre", { class: "response" }, ...shadedTokens(sample, texts)),
+      ...forks(sample, texts),
       !isGiven && make("p", { class: "soft small" }, texts ? "The stronger a token's colour, the less probable it was when it was sampled; point at a token to see its probability." : "The model's tokenizer.json cannot be read here, so single tokens are not shown.")),
     sample.episode && conversation(sample.episode),
     make("div", { class: "panels" },
@@ -35,6 +36,12 @@ export async function showSample({ root, signal }, runId, sampleId) {
       make("section", { class: "panel" }, make("h2", {}, isGiven ? "Responses of the row" : `Group of ${page.data.length} samples`), make("ol", { class: "cards" }, ...page.data.map((member) => sampleCard(run, member, { colour: isGiven ? "" : "advantage", texts: null, range })))),
     ),
   );
+}
+
+/** The further sequences of an episode: what the policy read, and what it drew. */
+function forks(sample, texts) {
+  if (!texts || !sample.tokens) return [];
+  return sample.tokens.forks.flatMap((fork, at) => [make("h2", {}, `Sequence ${at + 2}`), make("pre", { class: "prompt" }, promptText(fork, texts)), make("pre", { class: "response" }, ...shadedTokens(sample, texts, at + 1))]);
 }
 
 function comparisonQuery(run, sample) {
@@ -65,7 +72,7 @@ function read(run, sample) {
 
 /** The stages of a sampled response before its admission; `published`: when the version that its task names was. */
 function sampled(run, sample, published) {
-  const spans = sample.versions.map((span) => `tokens ${span.start} to ${span.end - 1} by version ${span.version}${span.trainable ? "" : " (not trained)"}`);
+  const spans = sample.versions.map((span) => `tokens ${span.start} to ${span.end - 1}${span.sequence ? ` of sequence ${span.sequence + 1}` : ""} by version ${span.version}${span.trainable ? "" : " (not trained)"}`);
   const parts = Object.entries(sample.components).map(([name, value]) => `${name} ${number(value)}`);
   return [
     stage("Dispatched", published, `Group ${sample.index}, row ${sample.row_index} of the dataset, for policy version ${sample.dispatched_version}.${published ? " The time shown is when that version was published." : ""}`),

@@ -48,20 +48,24 @@ function fromBytes(piece) {
   return bytes.includes(undefined) ? piece : new TextDecoder().decode(new Uint8Array(bytes));
 }
 
-/** Tokens that the policy did not draw by position, with their author. */
-function others(sample) {
+/** Tokens of a sequence that the policy did not draw by position, with their author. */
+function others(sample, sequence) {
   const authors = new Map();
-  for (const { start, end, author } of sample.versions) if (author !== "policy") for (let at = start; at < end; at += 1) authors.set(at, author);
+  for (const { start, end, author } of sample.versions.filter((span) => span.sequence === sequence)) if (author !== "policy") for (let at = start; at < end; at += 1) authors.set(at, author);
   return authors;
 }
 
-/** The response, token by token: the less probable a token was when it was sampled, the stronger its colour. */
-export function shadedTokens(sample, texts) {
-  if (!sample.tokens || !texts) return [sample.text];
-  const authors = others(sample);
-  return sample.tokens.ids.map((id, at) => {
+/** The prompt of a fork, which has tokens alone. */
+export const promptText = (fork, texts) => fork.prompt_ids.map((id) => texts?.[id] ?? `⟨${id}⟩`).join("");
+
+/** The response, or its k-th fork, token by token: the less probable a token was when it was sampled, the stronger its colour. */
+export function shadedTokens(sample, texts, sequence = 0) {
+  if (!sample.tokens || !texts) return [sequence ? "" : sample.text];
+  const authors = others(sample, sequence);
+  const tokens = sequence ? sample.tokens.forks[sequence - 1] : sample.tokens;
+  return tokens.ids.map((id, at) => {
     if (authors.has(at)) return make("span", { class: `token by-${authors.get(at)}`, title: `${JSON.stringify(texts[id] ?? "")}, token ${id}: by the ${AUTHORS[authors.get(at)] ?? authors.get(at)}, not trained` }, texts[id] ?? `⟨${id}⟩`);
-    const logprob = sample.tokens.logprobs[at];
+    const logprob = tokens.logprobs[at];
     const probability = Math.exp(logprob);
     const level = Math.min(5, Math.floor(-logprob / 0.5));
     const title = `${JSON.stringify(texts[id] ?? "")}, token ${id}: probability ${probability < 0.001 ? probability.toExponential(1) : probability.toFixed(3)}`;

@@ -1,0 +1,60 @@
+"""The rows of samples of several sequences: one for each sequence, with a prompt of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradbus.algorithms import SampleMarks, sequences
+from gradbus.formats.tokens import ID_DTYPE, token_count
+from gradbus.v1.sample_pb2 import Fork, Sample
+from gradbus_trainer.step.batch import Origin, TrainSample
+
+
+def trained_rows(rows: Sequence[tuple[TrainSample, Sample]], group: int) -> list[TrainSample]:
+    """The rows of a group's samples, of which each is given with all its tokens in one."""
+    if not any(sample.forks for _, sample in rows):
+        return [row for row, _ in rows]
+    return [part for row, sample in rows for part in _rows_of_sequences(row, sample, group)]
+
+
+def _rows_of_sequences(whole: TrainSample, sample: Sample, group: int) -> list[TrainSample]:
+    """A row for each sequence with a token, from one that has the tokens of all of them after the group's prompt.
+
+    Raises ValueError for a fork without a prompt.
+    """
+    parts = [part for part in sequences(sample) if part.token_ids]
+    ends = list(accumulate(token_count(part.token_ids) for part in parts))
+    origin = Origin(group, sample.n)
+    rows = [_row(whole, part, slice(start, end)) for part, start, end in zip(parts, [0, *ends], ends, strict=False)]
+    # The value after a sample that was cut off is that after its last token.
+    uncut = SampleMarks(best=whole.marks.best)
+    return [replace(row, origin=origin, marks=whole.marks if row is rows[-1] else uncut) for row in rows]
+
+
+def _row(whole: TrainSample, part: Sample | Fork, at: slice) -> TrainSample:
+    return replace(
+        whole,
+        prompt_ids=_prompt(part) if isinstance(part, Fork) else whole.prompt_ids,
+        token_ids=whole.token_ids[at],
+        behaviour_logprobs=whole.behaviour_logprobs[at],
+        trainable=whole.trainable[at],
+        advantages=whole.advantages[at],
+        reference_logprobs=_at(whole.reference_logprobs, at),
+        teacher_logprobs=_at(whole.teacher_logprobs, at),
+        teacher_rows=None if whole.teacher_rows is None else (whole.teacher_rows[0][at], whole.teacher_rows[1][at]),
+    )
+
+
+def _prompt(fork: Fork) -> NDArray[np.int32]:
+    if not fork.prompt_ids:
+        raise ValueError("a fork of a sample has no prompt; run trainer and rollout workers of one version")
+    return np.frombuffer(fork.prompt_ids, ID_DTYPE).astype(np.int32, copy=False)
+
+
+def _at(values: NDArray[np.float32] | None, at: slice) -> NDArray[np.float32] | None:
+    return None if values is None else values[at]
