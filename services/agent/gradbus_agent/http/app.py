@@ -15,6 +15,8 @@ from gradbus.telemetry import get_logger
 from gradbus_agent.contract import Document, RefusalError
 from gradbus_agent.dialects.base import Dialect
 from gradbus_agent.dialects.chat_completions import ChatCompletions
+from gradbus_agent.dialects.messages import CountTokens, Messages
+from gradbus_agent.dialects.responses import Responses
 from gradbus_agent.episodes.episode import AgentEpisode
 from gradbus_agent.episodes.registry import Registry
 from gradbus_agent.http.answers import Answering, error_response
@@ -87,7 +89,12 @@ def _routes(endpoint: Endpoint) -> list[BaseRoute]:
     ]
 
 
-_DIALECTS: dict[str, Dialect] = {"chat/completions": _OPENAI}
+_DIALECTS: dict[str, Dialect] = {
+    "chat/completions": _OPENAI,
+    "responses": Responses(),
+    "messages": Messages(),
+    "messages/count_tokens": CountTokens(),
+}
 
 
 def _named(request: Request, endpoint: Endpoint) -> AgentEpisode:
