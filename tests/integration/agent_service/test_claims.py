@@ -10,11 +10,11 @@ from gradbus.v1 import environment_service_pb2 as pb
 OK, INVALID, ERROR = pb.ENVIRONMENT_STATUS_OK, pb.ENVIRONMENT_STATUS_INVALID, pb.ENVIRONMENT_STATUS_ERROR
 
 
-async def test_an_episode_that_nobody_claims_is_away_with_what_to_do_and_waits_on(worker, claim):
+async def test_an_episode_that_nobody_claims_is_away_with_what_to_do_and_waits_on(worker, claim, service):
     opened = await worker.open(timeout=3)
     assert (opened.status, opened.is_away, opened.session) == (ERROR, True, "")
     assert "no agent has claimed an episode of this run for" in opened.reason
-    assert f'POST /v1/agent/claim {{"run": "{worker.run_id}"}}' in opened.reason
+    assert f'POST {service.url}/v1/agent/claim {{"run": "{worker.run_id}"}}' in opened.reason
     opening = asyncio.create_task(worker.open())
     offers = (await claim(worker.run_id, capacity=8)).json()
     assert [one["episode"] for one in offers] == ["train.0.0.0"], "the same offer is found again"
