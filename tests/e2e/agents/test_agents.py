@@ -62,6 +62,8 @@ class Agent:
         while said != letter and guesses < episode["limits"]["max_turns"]:
             body = {"model": episode["model"], "messages": messages}
             answer = await http.post(f"{episode['base_url']}/chat/completions", json=body, headers=headers)
+            if answer.status_code == 403:  # a limit of the run: a turn was cut off
+                break
             if answer.status_code != 200:
                 self.faults.append(answer.text)
                 break

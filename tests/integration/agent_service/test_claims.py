@@ -111,3 +111,26 @@ async def test_a_session_that_is_closed_is_over_for_its_agent_and_unknown_to_its
     assert (await asked).status_code == 410
     assert (await agent.beat()).status_code == 410
     assert (await worker.step("4")).status == pb.ENVIRONMENT_STATUS_UNKNOWN_SESSION
+
+
+async def test_a_claim_whose_client_is_gone_takes_no_episode(worker, claim):
+    gone = asyncio.create_task(claim(worker.run_id))
+    await asyncio.sleep(0.3)
+    gone.cancel()
+    await asyncio.sleep(0.3)
+    opening = asyncio.create_task(worker.open())
+    await asyncio.sleep(0.3)
+    assert len((await claim(worker.run_id)).json()) == 1
+    opening.cancel()
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET /v1/models HTTP/1.1\r\nhost: x\r\n", b"POST /v1/agent/claim HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 40_000]
+)
+async def test_a_client_that_sends_no_whole_head_is_closed(service, sent):
+    host, _, port = service.url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(sent)
+    async with asyncio.timeout(20):
+        assert await reader.read() == b""
+    writer.close()
