@@ -11,8 +11,8 @@ from typing import Any, Literal
 from gradbus.errors import GradbusError
 
 Document = dict[str, Any]
-Outcome = Literal["extend", "fork", "replay"]
-"""How a request was answered: it went on from a turn, it began a sequence, or it was a retry of one that was answered."""
+Outcome = Literal["extend", "fork"]
+"""Whether a request went on from a turn, or began a sequence."""
 
 
 class RefusalError(GradbusError):

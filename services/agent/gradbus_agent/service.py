@@ -102,7 +102,7 @@ class AgentService(EnvironmentServiceServicer):
             waited = self._registry.unclaimed_seconds(run_id)
             return Reply.away(
                 f"no agent has claimed an episode of this run for {waited:.0f} s; start your agent, which claims by "
-                f'POST /v1/agent/claim {{"run": "{run_id}"}} to the agent service'
+                f'POST {self._public_url}/v1/agent/claim {{"run": "{run_id}"}}{"" if self._public_url else " to the agent service"}'
             )
         return await episode.first(until - time.monotonic())
 

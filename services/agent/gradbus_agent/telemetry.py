@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 from gradbus.telemetry import PROCESS
-from gradbus_agent.contract import Outcome, Reply
+from gradbus_agent.contract import Reply
 
 _CALL: Final = "gradbus.agent.call"
 _STATUS: Final = "gradbus.agent.status"
@@ -16,8 +16,8 @@ def count_reply(call: str, reply: Reply) -> None:
     PROCESS.count("gradbus.agent.calls", 1, {_CALL: call, _STATUS: "away" if reply.is_away else reply.status})
 
 
-def count_turn(outcome: Outcome) -> None:
-    """Counts a request that got a turn of the policy."""
+def count_turn(outcome: Literal["extend", "fork", "replay"]) -> None:
+    """Counts a turn that an agent gets; a replay is one that it got before."""
     PROCESS.count("gradbus.agent.turns", 1, {"gradbus.agent.outcome": outcome})
 
 

@@ -177,6 +177,12 @@ async def worker(stub):
 
 
 @pytest.fixture
+def agent_of(http):
+    """The agent that got an episode, as JSON, at its address."""
+    return lambda body: Agent(http, json.loads(body))
+
+
+@pytest.fixture
 async def begin(stub, http, claim):
     """Begins an episode of a run of its own: (worker, agent, the opening in progress)."""
     workers = []
@@ -192,3 +198,47 @@ async def begin(stub, http, claim):
     yield begun
     for worker in workers:
         await worker.close()
+
+
+class Game:
+    """An episode with its agent and its worker in step: one request, one turn."""
+
+    def __init__(self, worker, agent, opening):
+        self.worker, self.agent, self.opening = worker, agent, opening
+        self.answering = opening
+        self.asked = None
+
+    async def ask(self, messages, **fields):
+        """A chat completion of the agent, and the reply that the worker gets."""
+        return await self.ask_by(self.agent.chat(messages, **fields))
+
+    async def ask_by(self, asking):
+        """Any request of the agent, and the reply that the worker gets."""
+        self.asked = asyncio.ensure_future(asking)
+        reply = await self.answering
+        self.worker.session = self.worker.session or reply.session
+        return reply
+
+    async def draw(self, *given, **named):
+        """A turn of the policy, and the answer that the agent gets."""
+        self.answering = asyncio.create_task(self.worker.step(*given, **named))
+        return await self.asked
+
+
+@pytest.fixture
+async def begin_game(begin):
+    """Begins an episode of a run of its own."""
+    games = []
+
+    async def begun(**section):
+        games.append(Game(*await begin(**section)))
+        return games[-1]
+
+    yield begun
+    for one in games:
+        one.answering.cancel()
+
+
+@pytest.fixture
+async def game(begin_game):
+    return await begin_game()

@@ -10,11 +10,11 @@ from gradbus.v1 import environment_service_pb2 as pb
 OK, INVALID, ERROR = pb.ENVIRONMENT_STATUS_OK, pb.ENVIRONMENT_STATUS_INVALID, pb.ENVIRONMENT_STATUS_ERROR
 
 
-async def test_an_episode_that_nobody_claims_is_away_with_what_to_do_and_waits_on(worker, claim):
+async def test_an_episode_that_nobody_claims_is_away_with_what_to_do_and_waits_on(worker, claim, service):
     opened = await worker.open(timeout=3)
     assert (opened.status, opened.is_away, opened.session) == (ERROR, True, "")
     assert "no agent has claimed an episode of this run for" in opened.reason
-    assert f'POST /v1/agent/claim {{"run": "{worker.run_id}"}}' in opened.reason
+    assert f'POST {service.url}/v1/agent/claim {{"run": "{worker.run_id}"}}' in opened.reason
     opening = asyncio.create_task(worker.open())
     offers = (await claim(worker.run_id, capacity=8)).json()
     assert [one["episode"] for one in offers] == ["train.0.0.0"], "the same offer is found again"
@@ -111,3 +111,26 @@ async def test_a_session_that_is_closed_is_over_for_its_agent_and_unknown_to_its
     assert (await asked).status_code == 410
     assert (await agent.beat()).status_code == 410
     assert (await worker.step("4")).status == pb.ENVIRONMENT_STATUS_UNKNOWN_SESSION
+
+
+async def test_a_claim_whose_client_is_gone_takes_no_episode(worker, claim):
+    gone = asyncio.create_task(claim(worker.run_id))
+    await asyncio.sleep(0.3)
+    gone.cancel()
+    await asyncio.sleep(0.3)
+    opening = asyncio.create_task(worker.open())
+    await asyncio.sleep(0.3)
+    assert len((await claim(worker.run_id)).json()) == 1
+    opening.cancel()
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"GET /v1/models HTTP/1.1\r\nhost: x\r\n", b"POST /v1/agent/claim HTTP/1.1\r\nhost: x\r\nx: " + b"y" * 40_000]
+)
+async def test_a_client_that_sends_no_whole_head_is_closed(service, sent):
+    host, _, port = service.url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(sent)
+    async with asyncio.timeout(20):
+        assert await reader.read() == b""
+    writer.close()

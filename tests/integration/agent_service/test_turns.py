@@ -20,34 +20,6 @@ def assistant(text):
     return {"role": "assistant", "content": text}
 
 
-class Game:
-    """An episode with its agent and its worker in step: one request, one turn."""
-
-    def __init__(self, worker, agent, opening):
-        self.worker, self.agent, self.opening = worker, agent, opening
-        self.answering = opening
-        self.asked = None
-
-    async def ask(self, messages, **fields):
-        """A request of the agent, and the reply that the worker gets."""
-        self.asked = asyncio.create_task(self.agent.chat(messages, **fields))
-        reply = await self.answering
-        self.worker.session = self.worker.session or reply.session
-        return reply
-
-    async def draw(self, *given, **named):
-        """A turn of the policy, and the answer that the agent gets."""
-        self.answering = asyncio.create_task(self.worker.step(*given, **named))
-        return await self.asked
-
-
-@pytest.fixture
-async def game(begin):
-    made = Game(*await begin())
-    yield made
-    made.answering.cancel()
-
-
 async def test_a_request_goes_on_from_an_earlier_turn_or_is_a_conversation_of_its_own(game):
     await game.ask([user("a")])
     await game.draw("b")

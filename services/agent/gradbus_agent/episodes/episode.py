@@ -14,6 +14,7 @@ from gradbus_agent.episodes.asks import Ask, Asks, Mark
 from gradbus_agent.episodes.lease import Lease
 from gradbus_agent.episodes.turns import Opening, policy_turn
 from gradbus_agent.matching import Histories
+from gradbus_agent.telemetry import count_turn
 
 
 @dataclass(slots=True)
@@ -87,6 +88,7 @@ class AgentEpisode:
         if known is not None and (known.answer.done() or not self._progress.over):
             known.waiting += 1
             self._progress.outcomes["replay"] += 1
+            count_turn("replay")
             return known
         self._check()
         if self._progress.limit:
@@ -195,6 +197,7 @@ class AgentEpisode:
             turn = policy_turn(self.opening, request, asked.request, is_extending)
             self._progress.turns += 1
             self._progress.outcomes[turn.outcome] += 1
+            count_turn(turn.outcome)
             self._histories.add(turn.number, asked.request, turn.message)
             self._answer(turn)
         if request.is_last:

@@ -31,9 +31,11 @@ _OFFER_SECONDS: Final = 60.0
 
 @dataclass(slots=True)
 class _Run:
-    """The offers of one run that wait for an agent."""
+    """The episodes of one run."""
 
+    episodes: int = 0
     waiting: deque[AgentEpisode] = field(default_factory=deque)
+    """Those that no agent has."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     claims: int = 0
     """That wait."""
@@ -68,7 +70,7 @@ class Registry:
             return known
         if known is not None:
             self.close(known, "its episode is played in another attempt")
-        if sum(of[0] == opening.run_id for of in self._of_episode) >= MAX_EPISODES:
+        if opening.run_id in self._runs and self._runs[opening.run_id].episodes >= MAX_EPISODES:
             return Reply.away(f"the run has {MAX_EPISODES} episodes, as many as it may; use fewer slots or workers")
         return self._offer(opening)
 
@@ -83,8 +85,9 @@ class Registry:
             return
         del self._of_episode[episode.opening.key]
         episode.finish(reason)
-        run = self._runs.get(episode.opening.run_id)
-        if run is not None and episode in run.waiting:
+        run = self._run(episode)
+        run.episodes -= 1
+        if episode in run.waiting:
             run.waiting.remove(episode)
         count_episodes(-1)
 
@@ -101,8 +104,7 @@ class Registry:
             if not episode.lock.locked() and episode.heard < now - limit:
                 _log.info("episode_idle", run_id=episode.opening.run_id, episode=episode.opening.episode_id, seconds=limit)
                 self.close(episode, "its rollout worker is gone")
-        in_use = {of[0] for of in self._of_episode}
-        for run_id in [name for name, run in self._runs.items() if name not in in_use and not run.claims]:
+        for run_id in [name for name, run in self._runs.items() if not run.episodes and not run.claims]:
             del self._runs[run_id]
 
     def close_all(self) -> None:
@@ -142,9 +144,13 @@ class Registry:
         return key
 
     def take_back(self, episode: AgentEpisode) -> None:
-        """Its agent did not take it; the key is of no use."""
+        """Its agent did not get it: the key is of no use, and another agent may claim the episode."""
         self._keys.pop(episode.key_hash, None)
         episode.key_hash = b""
+        if episode.opening.agent == "pull" and not episode.over:
+            run = self._run(episode)
+            run.waiting.appendleft(episode)
+            run.changed.set()
 
     def of_key(self, key: str) -> AgentEpisode:
         """The episode of a key, also if it is over. Raises RefusalError for a key of none."""
@@ -163,8 +169,9 @@ class Registry:
         self._attempts.move_to_end(opening.key)
         if len(self._attempts) > _MAX_ATTEMPTS:
             self._attempts.popitem(last=False)
+        run = self._run(episode)
+        run.episodes += 1
         if opening.agent == "pull":
-            run = self._run(episode)
             run.waiting.append(episode)
             run.changed.set()
         count_episodes(1)

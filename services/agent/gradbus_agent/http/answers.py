@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 from dataclasses import dataclass
 from typing import Any, Final
@@ -17,9 +16,9 @@ from gradbus_agent.dialects.base import Dialect, Wish
 from gradbus_agent.episodes.asks import Ask, Mark
 from gradbus_agent.episodes.episode import AgentEpisode
 from gradbus_agent.episodes.registry import Registry
-from gradbus_agent.http.bodies import read_body, read_object
+from gradbus_agent.http.bodies import read_body, read_object, watched
 from gradbus_agent.http.keys import episode_of
-from gradbus_agent.telemetry import count_refusal, count_turn
+from gradbus_agent.telemetry import count_refusal
 
 _KEEP_ALIVE_SECONDS: Final = 10.0
 _SSE: Final = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
@@ -61,22 +60,22 @@ class _Exchange:
     """Whether the head of a stream was sent."""
 
     async def run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gone = asyncio.create_task(_disconnected(receive), name="disconnect")
-        is_delivered = False
-        try:
-            while not (self.ask.answer.done() or gone.done()):
-                waited: set[asyncio.Future[Any]] = {self.ask.answer, gone}
-                await asyncio.wait(waited, timeout=_KEEP_ALIVE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                if self.wish.is_stream and not (self.ask.answer.done() or gone.done()):
-                    await self._piece(send, b": keep-alive\n\n")
-            if not gone.done():
-                await self._answer(scope, receive, send)
-                is_delivered = not gone.done()  # nothing ran since the last bytes were written
-        finally:
-            self.episode.leave(self.ask, is_delivered=is_delivered)
-            gone.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await gone
+        async with watched(receive) as gone:
+            is_delivered = False
+            try:
+                await self._wait(gone, send)
+                if not gone.done():
+                    await self._answer(scope, receive, send)
+                    is_delivered = not gone.done()  # nothing ran since the last bytes were written
+            finally:
+                self.episode.leave(self.ask, is_delivered=is_delivered)
+
+    async def _wait(self, gone: asyncio.Task[None], send: Send) -> None:
+        waited: set[asyncio.Future[Any]] = {self.ask.answer, gone}
+        while not any(future.done() for future in waited):
+            await asyncio.wait(waited, timeout=_KEEP_ALIVE_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            if self.wish.is_stream and not any(future.done() for future in waited):
+                await self._piece(send, b": keep-alive\n\n")
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -89,7 +88,6 @@ class _Exchange:
             else:
                 await error_response(error, self.dialect)(scope, receive, send)
             return
-        count_turn(turn.outcome)
         await self._give(turn, scope, receive, send)
 
     async def _give(self, turn: PolicyTurn, scope: Scope, receive: Receive, send: Send) -> None:
@@ -116,8 +114,3 @@ def _mark(request: Request, body: bytes) -> Mark:
     """SDKs count the retries of a request in a header; 0 is none."""
     is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
     return Mark(hashlib.sha256(request.url.path.encode() + b"\n" + body).digest(), is_retry, request.headers.get("idempotency-key", ""))
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

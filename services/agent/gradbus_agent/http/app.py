@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from starlette.applications import Starlette
@@ -15,10 +16,12 @@ from gradbus.telemetry import get_logger
 from gradbus_agent.contract import Document, RefusalError
 from gradbus_agent.dialects.base import Dialect
 from gradbus_agent.dialects.chat_completions import ChatCompletions
+from gradbus_agent.dialects.messages import CountTokens, Messages
+from gradbus_agent.dialects.responses import Responses
 from gradbus_agent.episodes.episode import AgentEpisode
 from gradbus_agent.episodes.registry import Registry
 from gradbus_agent.http.answers import Answering, error_response
-from gradbus_agent.http.bodies import read_body, read_object
+from gradbus_agent.http.bodies import read_body, read_object, watched
 from gradbus_agent.http.fields import claim_of, verdict_of
 from gradbus_agent.http.keys import check_owner, episode_of
 
@@ -34,6 +37,14 @@ class Endpoint:
     keyring: Keyring
     public_url: str
     """Empty: agents reach it by the host that they claim at."""
+
+    def give_up(self, claiming: asyncio.Task[list[tuple[AgentEpisode, str]]]) -> None:
+        """Ends a claim whose client is gone."""
+        if not claiming.done():
+            claiming.cancel()
+        elif claiming.exception() is None:
+            for episode, _ in claiming.result():
+                self.registry.take_back(episode)
 
 
 def create_app(endpoint: Endpoint) -> Starlette:
@@ -51,7 +62,13 @@ def _routes(endpoint: Endpoint) -> list[BaseRoute]:
     async def claim(request: Request) -> Response:
         check_owner(request, endpoint.keyring)
         run_id, capacity, seconds = claim_of(read_object(await read_body(request)))
-        claimed = await endpoint.registry.claim(run_id, capacity, seconds)
+        async with watched(request.receive) as gone:
+            claiming = asyncio.create_task(endpoint.registry.claim(run_id, capacity, seconds), name="claim")
+            await asyncio.wait({claiming, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if gone.done():  # or the lease of an episode that nobody got would have to run out
+                endpoint.give_up(claiming)
+                raise ClientDisconnect
+            claimed = await claiming
         url = f"{endpoint.public_url or f'{request.url.scheme}://{request.url.netloc}'}/v1"
         return JSONResponse([episode.opening.document(url, key) for episode, key in claimed])
 
@@ -87,7 +104,12 @@ def _routes(endpoint: Endpoint) -> list[BaseRoute]:
     ]
 
 
-_DIALECTS: dict[str, Dialect] = {"chat/completions": _OPENAI}
+_DIALECTS: dict[str, Dialect] = {
+    "chat/completions": _OPENAI,
+    "responses": Responses(),
+    "messages": Messages(),
+    "messages/count_tokens": CountTokens(),
+}
 
 
 def _named(request: Request, endpoint: Endpoint) -> AgentEpisode:

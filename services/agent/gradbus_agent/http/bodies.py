@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
 from starlette.requests import Request
+from starlette.types import Receive
 
 from gradbus.strict_json import parse_json
 from gradbus_agent.contract import Document, RefusalError
@@ -24,6 +29,23 @@ async def read_body(request: Request) -> bytes:
         if len(body) > MAX_BODY:
             raise _too_large()
     return bytes(body)
+
+
+@asynccontextmanager
+async def watched(receive: Receive) -> AsyncIterator[asyncio.Task[None]]:
+    """A task that is done when the client is gone, once the body was read."""
+    gone = asyncio.create_task(_disconnected(receive), name="disconnect")
+    try:
+        yield gone
+    finally:
+        gone.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await gone
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def read_object(body: bytes) -> Document:

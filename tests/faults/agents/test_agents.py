@@ -1,0 +1,44 @@
+"""A run that an agent plays: the agent leaves episodes, the agent service and workers die, and the run goes on without a reward of 0."""
+
+import asyncio
+import time
+
+import pytest
+from guessing_agent import GuessingAgent, agent_spec, make_game
+from ledger import check, read_ledger
+from smoke import train
+
+from gradbus.client import Client
+from gradbus.v1.group_pb2 import Group
+from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
+
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
+
+STEPS = 12
+KILLS = ("agent", "rollout-0", "agent")
+
+
+def run_id_of(client):
+    """The id of the first run, as soon as there is one."""
+    while not (found := client.runs()["data"]):
+        time.sleep(0.1)
+    return found[0]["id"]
+
+
+async def test_a_run_ends_whoever_leaves_or_dies(stack_of, tmp_path_factory):
+    game = make_game(tmp_path_factory.mktemp("game"))
+    async with stack_of(2) as stack:
+        training = asyncio.create_task(train(stack, agent_spec(game, STEPS), KILLS, seed=1, seconds=900.0))
+        run_id = await asyncio.to_thread(run_id_of, Client(stack.url, stack.api_key))
+        url = f"http://127.0.0.1:{stack.state.read('ports.json')['agent.http']}"
+        with GuessingAgent(url, stack.api_key, run_id, dies=0.02) as agent:
+            outcome = await training
+        ledger = read_ledger(stack.state.root, outcome.run_id)
+    assert outcome.state == "succeeded"
+    assert check(ledger, 8, STEPS, max_staleness=1, fixed_lag=True) == []
+    assert len(outcome.killed) >= 2, "the run lives long enough to be disturbed"
+    assert set(agent.faults) <= {401, 410}, "keys of a service that died, and of attempts that are over"
+    samples = [sample for entry in ledger.entries.values() for sample in Group.FromString(entry.group).samples]
+    rewards = {round(sample.episode.outcome.reward, 6) for sample in samples if sample.episode.outcome.status == REWARD_STATUS_OK}
+    assert rewards <= {1.0, 0.9, 0.8, 0.7, 0.6}
+    assert any(sample.episode.attempt for sample in samples), "an episode that was left is played again"

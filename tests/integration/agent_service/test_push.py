@@ -1,0 +1,114 @@
+"""Episodes that are posted to an agent at an address."""
+
+import asyncio
+
+import pytest
+
+from gradbus.v1 import environment_service_pb2 as pb
+
+OK, ERROR = pb.ENVIRONMENT_STATUS_OK, pb.ENVIRONMENT_STATUS_ERROR
+
+
+class Receiver:
+    """A server that takes episodes: (status, body) of each answer."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.offers = asyncio.Queue()
+
+    async def serve(self, reader, writer):
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        length = int(next(line for line in head.splitlines() if line.startswith("content-length")).partition(":")[2])
+        body = await reader.readexactly(length)
+        status, content = self.answers.pop(0) if self.answers else (200, b"{}")
+        if status == 200:
+            await self.offers.put(body)
+        writer.write(
+            b"HTTP/1.1 %d X\r\ncontent-length: %d\r\nlocation: /x\r\nconnection: close\r\n\r\n%b" % (status, len(content), content)
+        )
+        await writer.drain()
+        writer.close()
+
+
+@pytest.fixture
+async def receive():
+    """Starts a receiver with these answers, and gives it with its URL."""
+    servers = []
+
+    async def started(*answers):
+        receiver = Receiver(*answers)
+        server = await asyncio.start_server(receiver.serve, "127.0.0.1", 0)
+        servers.append(server)
+        return receiver, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/play"
+
+    yield started
+    for server in servers:
+        server.close()
+
+
+async def test_an_episode_is_posted_and_played(worker, receive, agent_of):
+    receiver, url = await receive()
+    worker.section = {"agent": url, "step_seconds": 20}
+    opening = asyncio.create_task(worker.open())
+    agent = agent_of(await receiver.offers.get())
+    assert (agent.offer["episode"], agent.offer["item"]) == ("train.0.0.0", {"question": "2+2"})
+    asked = asyncio.create_task(agent.chat("hello"))
+    opened = await opening
+    assert opened.conversation.messages[0].content == "hello"
+    stepping = asyncio.create_task(worker.step("4"))
+    assert (await asked).status_code == 200
+    await agent.end(reward=1)
+    assert (await stepping).done
+
+
+async def test_an_agent_without_room_is_asked_again_with_another_key(worker, receive, agent_of):
+    receiver, url = await receive((503, b""), (429, b""), (200, b""))
+    worker.section = {"agent": url, "step_seconds": 20}
+    for _ in range(2):
+        away = await worker.open()
+        assert (away.status, away.is_away) == (ERROR, True)
+        assert "it is asked again" in away.reason
+    opening = asyncio.create_task(worker.open())
+    agent = agent_of(await receiver.offers.get())
+    assert (await agent.beat()).status_code == 200
+    opening.cancel()
+
+
+@pytest.mark.parametrize(
+    ("answers", "said"),
+    [
+        (((302, b""),), "redirects are not followed"),
+        (((500, b"broken"),), "responded with 500"),
+        (((200, b"x" * 70_000),), "sent more than"),
+    ],
+)
+async def test_an_agent_that_answers_wrongly_is_an_error(worker, receive, answers, said):
+    _, url = await receive(*answers)
+    worker.section = {"agent": url, "step_seconds": 20}
+    failed = await worker.open()
+    assert (failed.status, failed.is_away, said in failed.reason) == (ERROR, False, True)
+
+
+async def test_an_agent_that_is_not_there_is_waited_for(worker, free_port):
+    worker.section = {"agent": f"http://127.0.0.1:{free_port()}/play"}
+    away = await worker.open()
+    assert (away.status, away.is_away) == (ERROR, True)
+    assert "check that it runs" in away.reason
+
+
+async def test_an_address_that_no_agent_may_have_is_an_error(worker):
+    worker.section = {"agent": "http://169.254.169.254/latest"}
+    failed = await worker.open()
+    assert (failed.status, failed.is_away) == (ERROR, False)
+    assert "which no agent may use" in failed.reason
+
+
+async def test_it_describes_an_agent_and_refuses_other_environments(stub):
+    import grpc
+
+    described = await stub.Describe(pb.DescribeRequest(run_id="run", environment_json='{"agent": "pull"}'), timeout=10)
+    assert (described.name, list(described.tools), described.determinism) == ("agent", [], pb.DETERMINISM_NONE)
+    for section in ('{"source": "x"}', "{"):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await stub.Describe(pb.DescribeRequest(run_id="run", environment_json=section), timeout=10)
+        assert refused.value.code() is grpc.StatusCode.FAILED_PRECONDITION
