@@ -18,7 +18,8 @@ from dataclasses import asdict
 from typing import Any
 
 from gradbus.sandbox.child import confined_pipes, described, receive, send
-from gradbus_environment.sandbox.tools import Tool, ToolError, tools_of
+from gradbus_environment.sandbox import trl
+from gradbus_environment.sandbox.tools import RESERVED, Tool, ToolError, tools_of
 from gradbus_environment.sandbox.world import Document, FaultError, InvalidRewardError, World
 
 
@@ -53,8 +54,8 @@ class _Worlds:
             exec(compile(source, "<environment>", "exec"), names)  # noqa: S102 - this process exists to run the user's code
             self._class = names.get("Environment")
             if not isinstance(self._class, type) or not callable(getattr(self._class, "reset", None)):
-                return {"fault": "the source defines no class Environment with a method reset(item, seed)"}
-            self._tools = tools_of(self._class)
+                return {"fault": "the source defines no class Environment with a method reset(item, seed) or reset(**columns)"}
+            self._tools = tools_of(self._class, trl.RESERVED if trl.takes_columns(self._class) else RESERVED)
         except ToolError as error:
             return {"fault": str(error)}
         except BaseException as error:  # noqa: BLE001 - whatever it raises is reported to the user

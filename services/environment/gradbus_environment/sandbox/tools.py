@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Union, get_args, get_origin
 
+from gradbus_environment.sandbox.docstrings import read_docstring
+
 RESERVED = frozenset({"reset", "step", "reward"})
 MAX_TOOLS = 128
 MAX_DESCRIPTION = 4096
@@ -64,13 +66,16 @@ class Tool:
         return given
 
 
-def tools_of(environment: type) -> dict[str, Tool]:
-    """The tools of a class in the order of their definition. Raises ToolError, which says what to change."""
+def tools_of(environment: type, reserved: frozenset[str] = RESERVED) -> dict[str, Tool]:
+    """The tools of a class in the order of their definition: its public methods but the `reserved` ones.
+
+    Raises ToolError, which says what to change.
+    """
     found: dict[str, Tool] = {}
     for base in reversed(environment.__mro__[:-1]):
         for name, member in vars(base).items():
             function = member.__func__ if isinstance(member, staticmethod | classmethod) else member
-            if name.startswith("_") or name in RESERVED or not inspect.isfunction(function):
+            if name.startswith("_") or name in reserved or not inspect.isfunction(function):
                 continue
             found[name] = _tool(name, function, is_bound=not isinstance(member, staticmethod))
     if len(found) > MAX_TOOLS:
@@ -80,7 +85,7 @@ def tools_of(environment: type) -> dict[str, Tool]:
 
 def _tool(name: str, function: Callable[..., Any], *, is_bound: bool) -> Tool:
     advice = "or begin its name with _ if it is no tool"
-    description = inspect.getdoc(function) or ""
+    description, meanings = read_docstring(inspect.getdoc(function) or "")
     if not description:
         raise ToolError(f"the public method {name} has no docstring; write what the tool does, {advice}")
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
@@ -97,6 +102,8 @@ def _tool(name: str, function: Callable[..., Any], *, is_bound: bool) -> Tool:
         if parameter.name not in hints:
             raise ToolError(f"the argument {parameter.name} of {name} has no type hint; add one, {advice}")
         properties[parameter.name] = _schema(hints[parameter.name], f"{name}({parameter.name})")
+        if meanings.get(parameter.name):
+            properties[parameter.name]["description"] = meanings[parameter.name][:MAX_DESCRIPTION]
         if parameter.default is parameter.empty:
             required.append(parameter.name)
     parameters = {"type": "object", "properties": properties, "required": required, "additionalProperties": False}

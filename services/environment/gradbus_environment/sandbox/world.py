@@ -6,11 +6,12 @@ import hashlib
 import json
 import random
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from gradbus.sandbox.child import described
 from gradbus.sandbox.results import checked_result
+from gradbus_environment.sandbox import trl
 from gradbus_environment.sandbox.tools import ArgumentsError, Tool
 
 MAX_TEXT = 65_536
@@ -41,13 +42,17 @@ class World:
         self._environment = environment
         self._tools = tools
         self._seed = seed
+        self._is_trl = trl.takes_columns(type(environment))
         self._said = ""
         """The text of the newest turn."""
 
     def reset(self, item: Any) -> Document:
         """Begins the episode."""
         self._reseed("reset")
-        said = _called(self._environment, "reset", item, self._seed)
+        if self._is_trl:
+            said = trl.conversation(item, _called("reset", lambda: self._environment.reset(**item)))
+        else:
+            said = _called("reset", lambda: self._environment.reset(item, self._seed))
         if said is None:
             return {"status": "ok", "messages": []}
         given = [{"role": "user", "content": said}] if isinstance(said, str) else said
@@ -67,14 +72,23 @@ class World:
         elif calls:
             # Of a turn that was cut off nothing is executed.
             answer["messages"] = [] if assistant["finish"] == "length" else self._results(calls)
-        elif hasattr(type(self._environment), "step"):
+        elif not self._is_trl and hasattr(type(self._environment), "step"):
             self._take_step(text, answer)
-        if (is_last or answer["done"] or not (calls or answer["messages"])) and hasattr(type(self._environment), "reward"):
-            answer["rewards"].append(_reward(_called(self._environment, "reward", text), "reward()"))
+        if is_last or answer["done"] or not (calls or answer["messages"]):
+            answer["rewards"].extend(self._judged(text))
         return answer
 
+    def _judged(self, text: str) -> list[list[Any]]:
+        """The reward of the whole episode, if the class gives one."""
+        if self._is_trl:
+            said = _called("get_reward", lambda: trl.judgement(self._environment))
+            return [] if said is None else [_reward(said, "the reward")]
+        if not hasattr(type(self._environment), "reward"):
+            return []
+        return [_reward(_called("reward", lambda: self._environment.reward(text)), "reward()")]
+
     def _take_step(self, text: str, answer: Document) -> None:
-        said = _called(self._environment, "step", text)
+        said = _called("step", lambda: self._environment.step(text))
         if said is None:
             return
         if not isinstance(said, dict) or not said.keys() <= _STEP_KEYS:
@@ -128,9 +142,9 @@ def error_text(kind: str, message: str) -> str:
     return _canonical({"error": kind, "message": message})
 
 
-def _called(environment: Any, name: str, *arguments: Any) -> Any:
+def _called(name: str, call: Callable[[], Any]) -> Any:
     try:
-        return getattr(environment, name)(*arguments)
+        return call()
     except MemoryError:
         raise
     except BaseException as error:  # noqa: BLE001 - whatever it raises is told to the user
