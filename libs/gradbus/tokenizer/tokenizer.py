@@ -53,6 +53,8 @@ class _CallSize:
 _PROMPTS: Final = _CallSize(items=64, total=256 << 10)  # bytes of JSON
 _RESPONSES: Final = _CallSize(items=1024, total=16 << 10)  # tokens
 _TOKEN_BYTES: Final = 16
+_MOST_SAID_BYTES: Final = 4 << 20
+"""Which a call encodes long before its deadline; a lost process would be the fault of the model's files."""
 _TURNS: Final = _CallSize(items=1024, total=_TOKEN_BYTES << 14)  # as many tokens as of responses, or bytes of tools
 
 
@@ -146,7 +148,9 @@ class Tokenizer:
         Those of an agent may be longer than the context, and what files cannot do with them is a DatasetError.
         """
         encoded: list[tuple[int, ...]] = []
-        for part in _parts([(_as_lists(one.messages), one.tools_json) for one in given], _json_bytes, _PROMPTS):
+        asked = [(_as_lists(one.messages), one.tools_json) for one in given]
+        _check_said(asked)
+        for part in _parts(asked, _json_bytes, _PROMPTS):
             request = Frame({"converse": part})
             reply = await _repeated(partial(self._request, request), "a conversation cannot be encoded")
             encoded += reply.sequences()
@@ -168,10 +172,11 @@ class Tokenizer:
     async def extend(self, answers: Sequence[TurnAnswer]) -> list[Extension]:
         """The ids that follow each turn, up to where the policy draws again; no id that was drawn is made again.
 
-        Raises ModelError for messages that the chat template does not take after that turn.
+        Raises ModelError for messages that the chat template does not take after that turn; for an agent's, DatasetError.
         """
         extended: list[Extension] = []
         asked = [(answer.drawn[-1:], _as_lists(answer.messages)) for answer in answers]
+        _check_said(asked)
         for part in _parts(asked, _json_bytes, _PROMPTS):
             request = Frame.of_sequences({"extend": [messages for _, messages in part]}, [drawn for drawn, _ in part])
             reply = await _repeated(partial(self._request, request), "messages after a turn cannot be encoded")
@@ -285,6 +290,12 @@ def _as_lists(messages: Sequence[ChatMessage]) -> list[tuple[object, ...]]:
 
 def _json_bytes(given: object) -> int:
     return len(json.dumps(given))
+
+
+def _check_said(given: Sequence[object]) -> None:
+    """Raises DatasetError if the messages of one of them are too long for a call."""
+    if (size := max(map(_json_bytes, given), default=0)) > _MOST_SAID_BYTES:
+        raise DatasetError(f"the messages have {size} bytes, at most {_MOST_SAID_BYTES} are encoded; let them say less")
 
 
 def _drawn_size(given: DrawnTurn) -> int:

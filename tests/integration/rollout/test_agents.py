@@ -11,6 +11,7 @@ import pytest
 
 from gradbus.formats.tokens import pack_ids, unpack_ids, unpack_logprobs
 from gradbus.ids import asked_turn_seed, digest_of
+from gradbus.telemetry import Metrics
 from gradbus.v1.environment_service_pb2 import (
     ENVIRONMENT_STATUS_OK,
     ENVIRONMENT_STATUS_UNKNOWN_SESSION,
@@ -25,8 +26,11 @@ from gradbus.v1.episode_pb2 import EndReason, Message
 from gradbus.v1.reward_pb2 import REWARD_STATUS_INVALID, REWARD_STATUS_OK
 from gradbus.v1.sample_pb2 import SPAN_KIND_POLICY, SPAN_KIND_USER
 from gradbus_rollout.engines.base import PromptGroup
+from gradbus_rollout.episodes import metrics as episode_metrics
 
 from .conftest import LETTERS, NEW_TOKENS
+
+NAMES = ("turns", "forks", "tokens")
 
 
 def users(text):
@@ -147,6 +151,22 @@ async def test_sequences_go_on_and_fork_with_exactly_the_ids_that_were_drawn(pla
         assert [turn.sequence for turn in sample.episode.turns] == [0, 1, 0, 2, 1, 1]
         assert [(span.kind, span.turn) for span in sample.spans] == [(SPAN_KIND_POLICY, 0), (SPAN_KIND_USER, 0), (SPAN_KIND_POLICY, 2)]
         assert [span.turn for span in sample.forks[0].spans] == [1, 1, 4, 4, 5]
+
+
+async def test_turns_sequences_and_tokens_are_counted(play, monkeypatch):
+    counted = Metrics()
+    monkeypatch.setattr(episode_metrics, "PROCESS", counted)
+    groups = await play(Agent([conversation("gh"), after(0, "c"), after(0, "dd")]), agent="pull")
+    found = {name: {tuple(point.attributes.values()): point.value for point in counted.read(f"gradbus.episode.{name}")} for name in NAMES}
+    every = [sample for group in groups for sample in group.samples]
+    spans = [span for sample in every for sequence in (sample, *sample.forks) for span in sequence.spans]
+    drawn = sum(turn.end - turn.start for sample in every for turn in sample.episode.turns)
+    others = sum(span.end - span.start for span in spans if not span.trainable)
+    assert found == {
+        "turns": {(): sum(len(sample.episode.turns) for sample in every)},
+        "forks": {(): sum(len(sample.forks) for sample in every)},
+        "tokens": {("policy",): drawn, ("user",): others},
+    }
 
 
 async def test_every_drawn_token_is_trained_in_exactly_one_sequence(play, episode_engine):

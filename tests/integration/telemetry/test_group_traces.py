@@ -11,6 +11,7 @@ from gradbus.v1.task_pb2 import GroupTask, Task
 from gradbus_conductor.groups.traces import GroupTraces
 from gradbus_reward.scorers.telemetry import grade_spans
 from gradbus_rollout.engines.base import Completion, GroupCompletion, TokenSpan
+from gradbus_rollout.tasks.generation_traces import TurnTimes
 from gradbus_rollout.tasks.generation_traces import recorded as generation_recorded
 
 RUN = {"gradbus.run.id": "run"}
@@ -153,6 +154,26 @@ def test_samples_say_which_versions_made_them(finished_spans):
     ]
     assert samples[0].attributes["gradbus.span.versions"] == [3, 4]
     assert samples[0].attributes["gradbus.span.starts"] == [0, 1]
+
+
+def test_turns_of_episodes_say_how_long_their_environment_took(finished_spans):
+    task = dispatched(GroupTraces("run", 1.0), 1, 2)
+    with generation_recorded(Delivery(task, 5), RUN) as times:
+        played = [GroupCompletion(key, (completion((100, 200)), completion((150, 300)))) for key in "12"]
+        turns = [TurnTimes(100, 120, 150, 3, "stop"), TurnTimes(150, 190, 1_000_000_190, 6, "length")]
+        times.mark_sampled(played, [[turns, []], [[], turns[:1]]])
+    of_groups = {span.context.span_id: span.attributes["gradbus.group.index"] for span in finished_spans() if span.name == "generate"}
+    found = [(of_groups[span.parent.span_id], span) for span in finished_spans() if span.name == "turn"]
+    assert [(group, span.attributes["gradbus.sample.n"], span.attributes["gradbus.turn"]) for group, span in found] == [
+        (1, 0, 0),
+        (1, 0, 1),
+        (2, 1, 0),
+    ]
+    second = found[1][1]
+    assert (second.start_time, second.end_time, second.attributes["gradbus.environment.seconds"]) == (150, 1_000_000_190, 1.0)
+    assert second.attributes["gen_ai.usage.output_tokens"] == 6
+    assert tuple(second.attributes["gen_ai.response.finish_reasons"]) == ("length",)
+    assert second.attributes["gradbus.run.id"] == "run"
 
 
 def test_an_engine_without_times_leaves_out_the_sample_spans(finished_spans):

@@ -178,6 +178,27 @@ _GENERATION: Final = (
     ),
 )
 
+_EPISODES: Final = (
+    Metric("gradbus.episode.turns", "counter", "{turn}", ("rollout",), "Turns that the policy drew in episodes.", zeros=({},)),
+    Metric(
+        "gradbus.episode.forks",
+        "counter",
+        "{sequence}",
+        ("rollout",),
+        "Sequences of tokens beyond the first one of an episode: its agent did not go on with one conversation.",
+        zeros=({},),
+    ),
+    Metric(
+        "gradbus.episode.tokens",
+        "counter",
+        "{token}",
+        ("rollout",),
+        "Tokens of episodes after their prompts, by author: the policy, tools, users, or the chat template (frame, close).",
+        ("gradbus.author",),
+        zeros=each("gradbus.author", "policy", "tool", "user", "frame", "close"),
+    ),
+)
+
 _WEIGHTS: Final = (
     Metric(
         "gradbus.weights.version",
@@ -327,6 +348,7 @@ METRICS: Final[tuple[Metric, ...]] = (
     *TRAINING,
     *_SCHEDULING,
     *_GENERATION,
+    *_EPISODES,
     *_WEIGHTS,
     *_REWARDS,
     *_ENVIRONMENTS,

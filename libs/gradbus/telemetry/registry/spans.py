@@ -55,6 +55,12 @@ SPANS = (
         ("gradbus.sample.n", "gradbus.queue.seconds", "gradbus.span.versions", "gradbus.span.starts", *_SAMPLED),
         "Decoding of one sample. Attributes give its policy versions and the token at which each begins.",
     ),
+    SpanEntry(
+        "turn",
+        ("rollout",),
+        (*_RUN, "gradbus.sample.n", "gradbus.turn", "gradbus.environment.seconds", *_SAMPLED),
+        "A turn of an episode: the policy draws it, and its environment or agent answers for so many seconds.",
+    ),
     SpanEntry("deliver", ("rollout",), (), "The task's groups are serialized and written to the buffer."),
     SpanEntry("score", ("conductor",), _REWARDS, "One attempt to score the group; an error if a sample was not scored."),
     SpanEntry("grade", ("reward",), ("gradbus.grader.part",), "One part of the grader, for all groups of the call."),

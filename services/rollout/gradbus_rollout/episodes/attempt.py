@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -33,6 +34,7 @@ from gradbus_rollout.episodes.codec import TurnCodec
 from gradbus_rollout.episodes.environment import EnvironmentClient
 from gradbus_rollout.episodes.episode import EpisodeLimits, EpisodeStart, PlayedEpisode
 from gradbus_rollout.episodes.transcript import TokenSequence, Transcript
+from gradbus_rollout.tasks.generation_traces import TurnTimes
 
 _CALL_STATUS: Final = {"ok": CALL_STATUS_OK, "malformed": CALL_STATUS_MALFORMED, "unknown_tool": CALL_STATUS_UNKNOWN_TOOL}
 _NO_TURN: Final = AssistantTurn(finish="none")
@@ -82,13 +84,10 @@ class Attempt:
             if room.tokens < 1:
                 answer = await self._step(len(self._transcript.turns), _NO_TURN, room.end)
                 return self._over(room.end, answer)
+            began = time.time_ns()
             turn = await self._draw(room.tokens)
             end = self._end_after(turn, room)
-            answer = await self._step(len(self._transcript.turns) - 1, self._told(turn), end)
-            turn.messages.extend(answer.messages)
-            turn.state_digest = answer.state_digest
-            if answer.HasField("reward"):
-                turn.reward = answer.reward
+            answer = await self._answer(turn, end, began)
             if end in _OPEN:  # the last turn that is allowed may be the one that would have ended the episode
                 end = end_with(answer, turn, end)
             if end != END_REASON_UNSPECIFIED:
@@ -176,6 +175,17 @@ class Attempt:
         if self._invalid_turns >= environment.invalid_calls:
             return END_REASON_INVALID_CALLS
         return END_REASON_MAX_TURNS if len(self._transcript.turns) >= environment.max_turns else END_REASON_UNSPECIFIED
+
+    async def _answer(self, turn: Turn, end: EndReason, began: int) -> StepResponse:
+        """The environment's answer to the newest turn, which keeps it; drawing began then, in nanoseconds since 1970."""
+        drawn = time.time_ns()
+        answer = await self._step(len(self._transcript.turns) - 1, self._told(turn), end)
+        self._transcript.times.append(TurnTimes(began, drawn, time.time_ns(), turn.end - turn.start, turn.finish))
+        turn.messages.extend(answer.messages)
+        turn.state_digest = answer.state_digest
+        if answer.HasField("reward"):
+            turn.reward = answer.reward
+        return answer
 
     def _told(self, turn: Turn) -> AssistantTurn:
         """The turn as the environment is told it, or the agent."""

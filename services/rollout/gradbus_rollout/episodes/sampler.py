@@ -22,6 +22,7 @@ from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
 from gradbus_rollout.engines.base import Completion, GroupCompletion, PromptGroup
 from gradbus_rollout.episodes.attempt import PlayerParts
 from gradbus_rollout.episodes.episode import EpisodeStart, PlayedEpisode
+from gradbus_rollout.episodes.metrics import count_episodes
 from gradbus_rollout.episodes.player import EpisodePlayer
 from gradbus_rollout.episodes.transcript import TokenSequence
 from gradbus_rollout.run_faults import fatal_for_run
@@ -61,7 +62,11 @@ class EpisodeSampler:
             await asyncio.sleep(0)
             crash_points.reached("mid-decode")
             played = await playing
-            times.mark_sampled([_completions(prompt.key, episodes) for prompt, episodes in zip(prompts, played, strict=True)])
+            times.mark_sampled(
+                [_completions(prompt.key, episodes) for prompt, episodes in zip(prompts, played, strict=True)],
+                [[episode.transcript.times for episode in episodes] for episodes in played],
+            )
+            count_episodes(episode.transcript for episodes in played for episode in episodes)
             groups = [self._filled(*of_group) for of_group in zip(headers, prompts, played, strict=True)]
             await self._name_prompts(groups, ids)
         return groups

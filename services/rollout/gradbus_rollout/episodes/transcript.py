@@ -18,6 +18,7 @@ from gradbus.v1.sample_pb2 import (
     SpanKind,
 )
 from gradbus_rollout.engines.base import Completion
+from gradbus_rollout.tasks.generation_traces import TurnTimes
 
 _KINDS: Final[dict[Author, SpanKind]] = {
     "policy": SPAN_KIND_POLICY,
@@ -80,6 +81,8 @@ class Transcript:
     sequences: list[TokenSequence] = field(default_factory=list)
     """Each has a turn."""
     turns: list[Turn] = field(default_factory=list)
+    times: list[TurnTimes] = field(default_factory=list)
+    """Of the turns that were answered."""
     began: int = 0
     """When it drew its first token, in nanoseconds since 1970; 0 if the engine does not know."""
     ended: int = 0

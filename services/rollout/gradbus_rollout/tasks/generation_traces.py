@@ -5,6 +5,7 @@ generate                     from the task's arrival to the buffer
 ├─ queue                     until the engine took up the group
 ├─ prefill                   of the prompt, if the engine can tell
 ├─ sample (one each)         from its first token to its last
+├─ turn (of an episode)      until the environment has answered to it
 └─ deliver                   into the buffer
 """
 
@@ -23,6 +24,17 @@ from gradbus.v1.task_pb2 import Task
 from gradbus_rollout.engines.base import Completion, GroupCompletion
 
 
+@dataclass(frozen=True, slots=True)
+class TurnTimes:
+    """A turn of an episode, in nanoseconds since 1970."""
+
+    began: int
+    drawn: int
+    answered: int
+    tokens: int
+    finish: str
+
+
 @dataclass(slots=True)
 class TaskTimes:
     """When each stage of a task ended, in nanoseconds since 1970."""
@@ -33,10 +45,12 @@ class TaskTimes:
     sampled: int = 0
     delivered: int = 0
     completions: Sequence[GroupCompletion] = ()
+    turns: Sequence[Sequence[Sequence[TurnTimes]]] = ()
+    """Of episodes: by group and sample."""
 
-    def mark_sampled(self, completions: Sequence[GroupCompletion]) -> None:
+    def mark_sampled(self, completions: Sequence[GroupCompletion], turns: Sequence[Sequence[Sequence[TurnTimes]]] = ()) -> None:
         """The engine has returned the completions."""
-        self.sampled, self.completions = time.time_ns(), completions
+        self.sampled, self.completions, self.turns = time.time_ns(), completions, turns
 
 
 def first_trace(task: Task) -> str:
@@ -75,6 +89,7 @@ def _record_task(task: Task, times: TaskTimes, run: Attributes, error: str = "")
         )
         if not error:
             _record_parts(whole.own, times, times.completions[n])
+            _record_turns(whole.own, times.turns[n] if times.turns else (), run)
         record(whole)
     if error and not traced:
         record(TimedSpan("generate", times.received, attributes=common, kind=SpanKind.CONSUMER, error=error))
@@ -98,11 +113,30 @@ def _record_parts(parent: str, times: TaskTimes, completion: GroupCompletion) ->
         record(TimedSpan("sample", *interval, parent, attributes=attributes))
 
 
-def _sampled(sample: Completion) -> Attributes:
+def _record_turns(parent: str, samples: Sequence[Sequence[TurnTimes]], run: Attributes) -> None:
+    for n, turns in enumerate(samples):
+        for number, turn in enumerate(turns):
+            attributes = {
+                **run,
+                "gradbus.sample.n": n,
+                "gradbus.turn": number,
+                "gradbus.environment.seconds": (turn.answered - turn.drawn) / 1e9,
+                **_drawn(turn.tokens, turn.finish),
+            }
+            record(TimedSpan("turn", turn.began, turn.answered, parent, attributes=attributes))
+
+
+def _drawn(tokens: int, finish: str) -> Attributes:
     return {
         "gen_ai.operation.name": "text_completion",
-        "gen_ai.usage.output_tokens": len(sample.token_ids),
-        "gen_ai.response.finish_reasons": [sample.finish],
+        "gen_ai.usage.output_tokens": tokens,
+        "gen_ai.response.finish_reasons": [finish],
+    }
+
+
+def _sampled(sample: Completion) -> Attributes:
+    return {
+        **_drawn(len(sample.token_ids), sample.finish),
         "gradbus.span.versions": [span.version for span in sample.spans],
         "gradbus.span.starts": [span.start for span in sample.spans],
     }

@@ -45,6 +45,12 @@ def test_a_history_with_calls_is_what_the_template_writes(family, agents):
         assert ids == family.encoder.encode_conversation(messages), "as with tools that are the run's"
 
 
+def test_a_conversation_may_have_no_tools_where_the_run_has_some(families, agents, turn_settings):
+    encoder = PromptEncoder(families("qwen").folder, PromptLimits(8), turns=turn_settings(is_agent=True))
+    assert encoder.encode_conversation(history(1), "[]") == agents("qwen").encode_conversation(history(1))
+    assert encoder.encode_conversation(history(1)) == agents("qwen").encode_conversation(history(1), TOOLS_JSON)
+
+
 def test_a_call_is_given_with_an_object_of_arguments_or_with_their_text():
     (call,) = as_template_takes(ChatMessage("assistant", "", calls=(MUL,)))["tool_calls"]
     assert call == {"id": "c0.0", "type": "function", "function": {"name": "mul", "arguments": {"a": 2, "b": 3}}}

@@ -70,6 +70,10 @@ def test_an_error_is_that_of_the_environments_messages(runner):
     run, tokenizer = runner
     with pytest.raises(DatasetError, match="the prompt of an environment's conversation is no Unicode text"):
         run(tokenizer.conversations([ChatConversation([ChatMessage("user", "\ud800")])]))
+    long = [ChatMessage("user", "x" * (4 << 20))]
+    for asked in (tokenizer.conversations([ChatConversation(long)]), tokenizer.extend([TurnAnswer((5,), long)])):
+        with pytest.raises(DatasetError, match=rf"the messages have 41943\d\d bytes, at most {4 << 20} are encoded"):
+            run(asked)
     with pytest.raises(ModelError, match="a message of the role 'system' follows a turn"):
         run(tokenizer.extend([TurnAnswer((5,), [ChatMessage("system", "x")])]))
 
