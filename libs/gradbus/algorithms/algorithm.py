@@ -13,14 +13,15 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import compress
+from itertools import chain, compress
 from typing import ClassVar, Final
 
-from gradbus.algorithms.base import MAX_REWARD, GroupAdvantages, SampleMarks, ScoredSample
+from gradbus.algorithms.base import MAX_REWARD, GroupAdvantages, SampleMarks, ScoredSample, TokenAdvantage
 from gradbus.algorithms.estimators import ESTIMATORS, STD_EPSILON, Estimator, ValidSamples
 from gradbus.algorithms.reward_kl import TokenKls, add_teacher, returns_to_go, token_kls
 from gradbus.algorithms.sequences import sequences
 from gradbus.algorithms.shaping import overlong_shaped
+from gradbus.algorithms.turn_credit import TurnStart, turn_advantages, turn_starts
 from gradbus.spec import AlgorithmSpec
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK, SampleReward
 from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, Sample
@@ -41,6 +42,8 @@ class Algorithm:
     """Most response tokens of a sample."""
     teacher_weight: float = 0.0
     """Factor of log pi_T - log mu in the advantage of a token, where pi_T is a teacher; 0 without one."""
+    credits_turns: bool = False
+    """Whether each turn of an episode has an advantage of its own."""
     is_sampled: ClassVar[bool] = True
     """Whether a policy sampled the responses, with log-probabilities."""
 
@@ -81,8 +84,8 @@ class Algorithm:
 
     @property
     def has_sample_advantages(self) -> bool:
-        """Whether the advantages of a group are what is trained, one number a sample: no critic, teacher, whitening or rewards by token."""
-        by_token = self.needs_critic or self.needs_teacher or (self.kl_in_reward and self.estimator.by_token)
+        """Whether one number a sample is trained, that of its group: without critic, teacher, whitening, and rewards by turn or token."""
+        by_token = self.needs_critic or self.credits_turns or self.needs_teacher or (self.kl_in_reward and self.estimator.by_token)
         return self.spec.whiten == "none" and not by_token
 
     @cached_property
@@ -123,15 +126,21 @@ class Algorithm:
         truncated = [sample.finish_reason == FINISH_REASON_LENGTH for sample in samples]
         lengths = [_trainable_tokens(sample) for sample in samples] if self.needs_lengths else ()
         scored = [rewards[sample.sample_id] for sample in samples] if self.is_scored else [_UNSCORED] * len(samples)
-        return self.compute_advantages(scored, truncated, lengths, kls)
+        turns = [turn_starts(sample) for sample in samples] if self.credits_turns else ()
+        return self.compute_advantages(scored, truncated, lengths, kls, turns)
 
     def compute_advantages(
-        self, rewards: Sequence[ScoredSample], truncated: Sequence[bool], lengths: Sequence[int], kls: TokenKls = ()
+        self,
+        rewards: Sequence[ScoredSample],
+        truncated: Sequence[bool],
+        lengths: Sequence[int],
+        kls: TokenKls = (),
+        turns: Sequence[Sequence[TurnStart]] = (),
     ) -> GroupAdvantages:
         """The verdict and the advantages of G samples, whose order changes no bit of them.
 
         `truncated` says by sample whether it was cut off at `max_new_tokens`; `lengths` how many trainable tokens it has, and is read
-        only with `needs_lengths`. Raises ValueError when the sequences differ in length.
+        only with `needs_lengths`; `turns` only where these have advantages. Raises ValueError when the sequences differ in length.
         """
         spec, masks_truncated = self.spec, self.spec.truncated == "mask"
         scores: Sequence[float] = [scored.reward for scored in rewards]
@@ -151,7 +160,24 @@ class Algorithm:
         scale = samples.std + STD_EPSILON if spec.normalize_std else 1.0
         found = iter(self.estimator.advantages(samples))
         advantages = tuple([next(found) / scale if counts else 0.0 for counts in valid])
-        return GroupAdvantages(valid, advantages, samples.mean, samples.std, self._filter_reason(samples, advantages))
+        by_turn = self._by_turn(samples, valid, turns, scale) if turns else ()
+        judged = chain.from_iterable([part.advantage for part in row] for row in by_turn) if by_turn else advantages
+        return GroupAdvantages(valid, advantages, samples.mean, samples.std, self._filter_reason(samples, list(judged)), by_turn)
+
+    def _by_turn(
+        self, samples: ValidSamples, valid: Sequence[bool], turns: Sequence[Sequence[TurnStart]], scale: float
+    ) -> tuple[tuple[TokenAdvantage, ...], ...]:
+        """The advantages of all turns, on the scale of those of episodes; without one if this is a deviation of 0."""
+        rows = iter(turn_advantages(self.estimator, samples.rewards, list(compress(turns, valid))))
+        lost = self.spec.normalize_std and not samples.std
+        return tuple(
+            tuple(
+                TokenAdvantage(turn.token, 0.0 if lost else advantage / scale) for turn, advantage in zip(starts, next(rows), strict=True)
+            )
+            if counts
+            else ()
+            for starts, counts in zip(turns, valid, strict=True)
+        )
 
     @cached_property
     def marks_samples(self) -> bool:
@@ -181,6 +207,9 @@ class Algorithm:
             found = [returns_to_go(reward, kl, self.spec.kl) for reward, kl in zip(group.advantages, kls, strict=True)]
         else:
             found = [array("f", (advantage,)) * length for advantage, length in zip(group.advantages, lengths, strict=True)]
+            for advantages, turns in zip(found, group.by_turn, strict=False):
+                for turn in turns:
+                    advantages[turn.start :] = array("f", (turn.advantage,)) * (len(advantages) - turn.start)
         if teacher_kls:
             for advantages, kl in zip(found, teacher_kls, strict=True):
                 add_teacher(advantages, kl, self.teacher_weight)

@@ -29,6 +29,13 @@ class ScoredSample(Protocol):
         ...
 
 
+class TokenAdvantage(NamedTuple):
+    """The advantage of a sample's tokens from one on, up to that of the next turn."""
+
+    start: int
+    advantage: float
+
+
 class SampleMarks(NamedTuple):
     """What only some algorithms look at in a sample; others leave every sample unmarked."""
 
@@ -55,6 +62,8 @@ class GroupAdvantages:
     """Standard deviation of their rewards (ddof 1); 0.0 when there are fewer than two."""
     reason: str
     """Why the group is filtered; empty when it is trained."""
+    by_turn: tuple[tuple[TokenAdvantage, ...], ...] = ()
+    """Of each sample those of its turns, in order of tokens, where turns have advantages of their own; otherwise empty."""
 
     @property
     def filtered(self) -> bool:

@@ -47,6 +47,8 @@ class Estimator:
     """Fewest valid samples from which it says anything."""
     reads_lengths: bool = False
     reads_components: bool = False
+    by_turn: bool = False
+    """Whether it may compare the returns of turns: their mean is subtracted, or none."""
     by_token: bool = False
     """Whether a token's advantage is made from the rewards of its own and later tokens; otherwise all of a sample's have the same."""
     unfit: Callable[[ValidSamples], str] | None = None
@@ -132,9 +134,9 @@ def _without_components(samples: ValidSamples) -> str:
 
 
 ESTIMATORS: Final[Mapping[str, Estimator]] = {
-    "grpo": Estimator(_group_mean),
-    "rloo": Estimator(_leave_one_out),
-    "reinforce": Estimator(_reward, least_samples=1, by_token=True),
+    "grpo": Estimator(_group_mean, by_turn=True),
+    "rloo": Estimator(_leave_one_out, by_turn=True),
+    "reinforce": Estimator(_reward, least_samples=1, by_turn=True, by_token=True),
     "opo": Estimator(_optimal_baseline, reads_lengths=True),
     "maxrl": Estimator(_maximum_likelihood, unfit=_negative),
     "pass_k": Estimator(_best_of_all),

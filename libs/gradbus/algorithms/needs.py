@@ -19,6 +19,7 @@ def need_faults(spec: RunSpec) -> Iterator[Fault]:
         message = f"advantage = {name} trains a group from {estimator.least_samples} valid samples on; smaller groups are never trained"
         given, allowed = str(spec.rollout.group_size), f'at least {estimator.least_samples}, or algorithm.advantage = "reinforce"'
         yield Fault("rollout.group_size", message, given, allowed)
+    yield from _turn_faults(spec, by_turn=estimator.by_turn)
     source = f"{grader.type} grader" if grader is not None else "reward model"
     if estimator.reads_components and (spec.reward.model is not None or (grader is not None and _has_one_component(grader))):
         message = f"normalises each component of a reward, and this {source} has one"
@@ -29,6 +30,18 @@ def need_faults(spec: RunSpec) -> Iterator[Fault]:
     if spec.algorithm.whiten != "none" and spec.samples_per_step == 1:
         message = "the only sample of a step would have an advantage of 0"
         yield Fault("algorithm.whiten", message, f'"{spec.algorithm.whiten}"', '"none", or more samples a step')
+
+
+def _turn_faults(spec: RunSpec, *, by_turn: bool) -> Iterator[Fault]:
+    if spec.environment is None or spec.environment.credit == "episode":
+        return
+    algorithm = spec.algorithm
+    if not by_turn:
+        message = f"advantage = {algorithm.advantage} does not compare returns of turns by their mean"
+        yield Fault("environment.credit", message, '"turn"', '"episode", or algorithm.advantage "grpo", "rloo" or "reinforce"')
+    if algorithm.kl and algorithm.kl_place == "reward":
+        message = "a KL in the reward is one of tokens, and no turn's"
+        yield Fault("environment.credit", message, '"turn"', '"episode", or algorithm.kl_place = "loss"')
 
 
 def _has_one_component(grader: Grader) -> bool:

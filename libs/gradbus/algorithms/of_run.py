@@ -19,4 +19,5 @@ def algorithm_of(spec: RunSpec) -> Algorithm:
     """The algorithm of a run of any kind."""
     if spec.trains_given:
         return GivenResponses(spec.algorithm, spec.rollout.max_new_tokens, kind=spec.kind)
-    return Algorithm(spec.algorithm, spec.max_drawn_tokens, spec.teacher_weight)
+    credits_turns = spec.environment is not None and spec.environment.credit == "turn"
+    return Algorithm(spec.algorithm, spec.max_drawn_tokens, spec.teacher_weight, credits_turns)

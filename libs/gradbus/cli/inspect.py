@@ -129,7 +129,8 @@ def _print_episode(sample: dict[str, Any]) -> None:
     typer.echo("  ".join([sample["id"], *_judgement(sample), sample["verdict"], played["end_reason"]]))
     typer.echo(f"  prompt       {sample['prompt']!r}")
     for at, turn in enumerate(played["turns"], start=1):
-        typer.echo(f"  turn {at:<7} {turn['text']!r} ({turn['end'] - turn['start']} tokens, {turn['finish']})")
+        where = f", sequence {turn['sequence'] + 1}" if turn["sequence"] else ""
+        typer.echo(f"  turn {at:<7} {turn['text']!r} ({turn['end'] - turn['start']} tokens, {turn['finish']}{where})")
         for call in turn["calls"]:
             typer.echo(f"    call       {printable(call['name'])} {printable(call['arguments'])} ({call['status']})")
         for message in turn["messages"]:

@@ -264,6 +264,9 @@ class EnvironmentSpec(Section):
         1024, ge=16, le=131_072, description="Tokens of one result of a tool; of a longer one its beginning and end are kept."
     )
     tool_parser: ToolParser | None = Field(None, description="How calls are written. Default: found from the chat template.")
+    credit: Literal["episode", "turn"] = Field(
+        "episode", description="`turn`: a turn's advantage is made from the rewards from it on, and not from all of the episode."
+    )
     step_seconds: Number = Field(
         30.0, ge=0.1, le=3600.0, description="Deadline of one answer of the environment, or of an agent's next step."
     )

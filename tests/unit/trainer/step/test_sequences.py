@@ -46,8 +46,8 @@ def samples():
     return [plain, forked, alone]
 
 
-def decode(found, samples=None, **algorithm):
-    return decode_group(found, Algorithm(AlgorithmSpec(**{"normalize_std": False} | algorithm), 8))
+def decode(found, credits_turns=False, **algorithm):
+    return decode_group(found, Algorithm(AlgorithmSpec(**{"normalize_std": False} | algorithm), 8, credits_turns=credits_turns))
 
 
 def test_each_sequence_is_a_row_with_its_own_prompt_and_its_samples_advantage(samples):
@@ -108,6 +108,18 @@ def test_a_value_counts_after_the_last_sequence_that_was_cut_off(samples):
     found = decode(entry(samples), advantage="gae", truncated="bootstrap", nll=0.1, filter="none")
     assert [row.marks.cut_off for row in found.rows] == [False] * 5 + [True]
     assert [row.marks.best for row in found.rows] == [False] * 4 + [True] * 2
+
+
+def test_a_turn_has_its_own_advantage_in_its_sequence(samples):
+    """Returns: 4 of the plain one; 4 and then 2 of the forked one, and 4 of its fork; 1 of the one with forks alone."""
+    samples[0].episode.turns.add(start=0, end=3, reward=4.0)
+    samples[1].episode.turns.add(start=0, end=1, reward=2.0)
+    samples[1].episode.turns.add(start=1, end=2, reward=0.5)
+    samples[1].episode.turns.add(start=0, end=3, reward=1.5, sequence=1)
+    samples[2].episode.turns.add(start=0, end=1, reward=1.0, sequence=1)
+    found = decode(entry(samples, (4.0, 4.0, 1.0)), credits_turns=True)
+    expected = [[1.0] * 3, [1.0, 2.0 - 7 / 3], [1.0] * 3, [1.0], [-2.0], [-2.0, -2.0]]
+    assert [row.advantages.tolist() for row in found.rows] == [pytest.approx(row, abs=1e-6) for row in expected]
 
 
 @pytest.mark.parametrize("aggregate", ["token", "sequence", "constant"])

@@ -31,7 +31,7 @@ function turnItems(turn, number) {
   const reward = turn.reward === null ? "" : `reward ${signed(turn.reward)}`;
   const calls = turn.calls.map((call) => make("pre", { class: call.status === "ok" ? "call" : "call warns" }, `${call.name || "(no name)"} ${call.arguments}${call.status === "ok" ? "" : `  ← ${call.status.replace("_", " ")}`}`));
   return [
-    item("policy", `Turn ${number + 1}`, `${plural(turn.end - turn.start, "token")}${turn.finish === "length" ? ", cut off" : ""}`, [turn.text && make("pre", {}, turn.text), ...calls]),
+    item("policy", `Turn ${number + 1}`, `${plural(turn.end - turn.start, "token")}${turn.finish === "length" ? ", cut off" : ""}${turn.sequence ? `, sequence ${turn.sequence + 1}` : ""}`, [turn.text && make("pre", {}, turn.text), ...calls]),
     ...turn.messages.map((message) => item(message.role, message.role === "tool" ? `Tool ${message.name}` : "Environment", "", [make("pre", {}, message.content)])),
     reward && make("li", { class: "soft small num" }, reward),
   ];
