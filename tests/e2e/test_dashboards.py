@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 BOARDS = {path.stem: json.loads(path.read_text()) for path in sorted((ROOT / "deploy/grafana/dashboards").glob("*.json"))}
 PANELS = [(board, panel) for board in BOARDS.values() for panel in board["panels"] if panel["type"] != "row"]
 RULES = ROOT / "deploy/prometheus/alerts.yml"
-QUIET = {"Firing alerts", "Failed operations", "Spans and log lines dropped"}
+QUIET = {"Firing alerts", "Failed operations", "Spans and log lines dropped", "Requests refused"}
 """Panels that are empty for a run without faults."""
 NEEDS = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="no `prometheus` on the PATH; Debian has it in the package prometheus"
@@ -131,6 +131,18 @@ def played(exporting, lab_on, spec):
     return run_id
 
 
+@pytest.fixture(scope="module")
+def offered(exporting, lab_on, spec):
+    """Id of a run whose episodes no agent claims."""
+    body = spec(environment={"agent": "pull", "tool_parser": "plain"}, schedule={"steps": 1})
+    del body["reward"]
+    with lab_on(exporting) as lab:
+        run_id = lab.submit(body)
+        lab.until(run_id, lambda _: any("no agent has claimed" in worker["trouble"] for worker in lab.client.workers()["data"]))
+        lab.cancels(run_id)
+    return run_id
+
+
 def gives_time(condition, seconds=60.0):
     """Waits until it is true or the time is up: exports, scrapes and rules have their own intervals."""
     deadline = time.monotonic() + seconds
@@ -163,6 +175,7 @@ def name_of(value):
 
 
 @NEEDS
+@pytest.mark.usefixtures("played", "offered")
 def test_every_panel_of_every_dashboard_shows_data(prometheus, run, pairs, taught):
     run_id, began = run
     others = {"gradbus_preference": pairs, "evaluation_loss": pairs, "gradbus_policy_teacher_kl": taught}

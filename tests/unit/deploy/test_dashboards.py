@@ -76,7 +76,7 @@ def test_what_is_committed_is_what_the_generator_writes(tmp_path):
     program = "import build; [print(path) or (print(len(text))) for path, text in build.written().items() if path.read_text() != text]"
     done = subprocess.run([sys.executable, "-c", program], cwd=GRAFANA, capture_output=True, text=True, check=True)
     assert done.stdout == "", "run python deploy/grafana/build.py"
-    assert len(BOARDS) == 5
+    assert len(BOARDS) == 6
 
 
 @pytest.mark.parametrize(("where", "expr"), list(queries()))
