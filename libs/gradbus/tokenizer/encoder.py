@@ -100,7 +100,8 @@ class PromptEncoder:
         """
         grammar = self._turn_grammar
         if not self._is_agents:
-            return self._checked(self._conversation(messages, None, "an environment's conversation"), "an environment's conversation")
+            where = "an environment's conversation"
+            return self._checked(self._conversation(messages, tools_json, where), where)
         where = "an agent's conversation"
         try:
             ids = self._conversation([grammar.as_text(message) for message in messages], tools_json, where)
@@ -108,11 +109,11 @@ class PromptEncoder:
         except ModelError as error:
             raise DatasetError(error.text if isinstance(error, ModelFileError) else str(error)) from error
 
-    def _conversation(self, messages: Sequence[ChatMessage], tools_json: str | None, where: str) -> tuple[int, ...]:
+    def _conversation(self, messages: Sequence[ChatMessage], tools_json: str, where: str) -> tuple[int, ...]:
         grammar = self._turn_grammar
+        tools = grammar.tools_of(tools_json) if tools_json else None  # without frames they are not written, and still read
         if grammar.is_plain:
             return grammar.encode_plain(messages)
-        tools = grammar.tools_of(tools_json) if tools_json else None
         return self._ids_of([as_template_takes(message) for message in messages], where, tools)
 
     def parse(self, drawn: Sequence[int], *, stopped: bool, tools_json: str = "") -> ParsedTurn:

@@ -10,6 +10,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split
 from transformers import PreTrainedTokenizerFast
 
+from gradbus.errors import DatasetError
 from gradbus.tokenizer.encoder import PromptEncoder, PromptLimits
 from gradbus.tokenizer.turns import ChatCall, ChatMessage, ParsedCall, ParsedTurn
 
@@ -52,6 +53,14 @@ def test_a_call_in_a_history_is_written_as_it_is_read(encoder):
     calls = (ChatCall("mul", '{"b": 2, "a": "x"}', "c0.0"), ChatCall("mul", "[1]"), ChatCall("", "mul(1", "c0.1"))
     messages = [ChatMessage("user", "q"), ChatMessage("assistant", "so:", calls=calls), ChatMessage("tool", "6", "c0.0", "mul")]
     assert encoder.encode_conversation(messages) == ids_of('qso:mul(2, "x")mul([1])mul(16')
+
+
+def test_tools_of_a_conversation_are_not_written_and_checked(encoder):
+    messages = [ChatMessage("user", "q")]
+    assert encoder.encode_conversation(messages, '[{"name": "f"}]') == ids_of("q")
+    with pytest.raises(DatasetError, match="the tools of a conversation are no list"):
+        encoder.encode_conversation(messages, "[1]")
+    assert encoder.grammar.parse(ids_of("f(1)"), stopped=True, tools_json='[{"name": "f"}]').calls[0].status == "malformed"
 
 
 def test_nothing_is_inserted_between_a_turn_and_what_follows(encoder):
