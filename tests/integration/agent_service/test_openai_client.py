@@ -1,6 +1,8 @@
 """OpenAI's own client plays: nothing is changed but base_url and key."""
 
 import asyncio
+import importlib.util
+from pathlib import Path
 
 import pytest
 
@@ -117,3 +119,19 @@ async def test_it_lists_the_model(client):
     assert [one.id async for one in await chat.models.list()] == [worker.run_id]
     assert (await chat.models.retrieve(worker.run_id)).id == worker.run_id
     opening.cancel()
+
+
+async def test_the_example_plays_its_game(client, http):
+    _, worker, agent, opening = await client()
+    path = Path(__file__).parents[3] / "examples" / "agents" / "play_guess.py"
+    spec = importlib.util.spec_from_file_location("play_guess", path)
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    agent.offer["item"] = {"prompt": "a-o:", "letter": "c"}
+    playing = asyncio.create_task(example.play(http, agent.offer))
+    worker.session = (await opening).session
+    assert [one.content for one in (await worker.step("h")).messages] == ["<"]
+    assert [one.content for one in (await worker.step("b")).messages] == [">"]
+    over = await worker.step("c")
+    assert (over.done, over.reward, dict(over.components)) == (True, pytest.approx(0.8), {"found": 1.0})
+    await playing

@@ -26,7 +26,7 @@ _MAX_ENDED: Final = 4096
 """Keys of ended episodes that are still told so."""
 _MAX_ATTEMPTS: Final = 65_536
 _OFFER_SECONDS: Final = 60.0
-"""An offer that nobody claimed, or an episode that is over, is forgotten when no rollout worker asks for it any more."""
+"""An offer that nobody claimed, an episode that is over, and one that another worker plays are forgotten so long after their last call."""
 
 
 @dataclass(slots=True)
@@ -97,10 +97,15 @@ class Registry:
         return 0.0 if run is None else time.monotonic() - run.claimed
 
     def close_idle(self, seconds: float) -> None:
-        """Closes episodes whose rollout worker said nothing for so long, and forgets runs without episodes."""
+        """Closes episodes whose rollout worker said nothing for so long, and forgets runs without episodes.
+
+        If another worker plays the episode by now, its agent need not wait so long.
+        """
         now = time.monotonic()
+        newest = {(one.opening.run_id, one.opening.episode_id): one for one in self._sessions.values()}
         for episode in list(self._sessions.values()):
-            limit = seconds if episode.is_claimed and not episode.over else min(seconds, _OFFER_SECONDS)
+            is_newest = newest[episode.opening.run_id, episode.opening.episode_id] is episode
+            limit = seconds if episode.is_claimed and is_newest and not episode.over else min(seconds, _OFFER_SECONDS)
             if not episode.lock.locked() and episode.heard < now - limit:
                 _log.info("episode_idle", run_id=episode.opening.run_id, episode=episode.opening.episode_id, seconds=limit)
                 self.close(episode, "its rollout worker is gone")
