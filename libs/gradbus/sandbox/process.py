@@ -74,6 +74,8 @@ class ConfinedProcess:
         """Layers in force, as the child reports before it loads any user's code."""
         self.alive = True
         """False once it is killed or found dead."""
+        self._reading = asyncio.Lock()
+        """A pipe has one reader: a call in flight, until the process is killed, or then `stop`."""
 
     @classmethod
     async def confined(cls, program: ChildProgram, *, allow_network: bool) -> Self:
@@ -124,8 +126,9 @@ class ConfinedProcess:
         try:
             async with asyncio.timeout(_KILL_SECONDS):
                 # asyncio reports the end of a process after that of its pipe, which it does not read while its buffer is full.
-                while self._process.stdout is not None and await self._process.stdout.read(_DROPPED_BYTES):
-                    pass
+                async with self._reading:
+                    while self._process.stdout is not None and await self._process.stdout.read(_DROPPED_BYTES):
+                        pass
                 return await self._process.wait()
         except TimeoutError as error:
             raise self._stopped(f"process {self.pid} has not ended after SIGKILL; check the machine") from error
@@ -187,7 +190,9 @@ class ConfinedProcess:
         if stream is None:
             raise self._stopped("process has no pipe; try again")
         try:
-            return json.loads(await stream.readuntil(b"\n"))
+            async with self._reading:
+                line = await stream.readuntil(b"\n")
+            return json.loads(line)
         except asyncio.IncompleteReadError as error:
             raise self._stopped(await self._ended()) from error
         except asyncio.LimitOverrunError as error:

@@ -46,6 +46,7 @@ class NemoGymWorld:
         """By session."""
         self._faults = Faults()
         self._known: tuple[_Play, Description] | None = None
+        self._asking = asyncio.Lock()
 
     async def describe(self, seconds: float) -> Description:
         """What its paths say. It has no tools of its own: each row brings them."""
@@ -97,20 +98,21 @@ class NemoGymWorld:
         await self._server.client.close()
 
     async def _asked(self, seconds: float) -> tuple[_Play, Description]:
-        if self._known is None:
-            described = await self._server.client.call(JsonRequest("GET", "/openapi.json"), json_object, seconds)
-            paths = described.get("paths")
-            found: Document = paths if isinstance(paths, dict) else {}
-            play: _Play
-            if {"/reset", "/step"} <= found.keys():
-                play = Gymnasium(self._server)
-            elif "/verify" in found:
-                play = GymTools(self._server)
-            else:
-                raise AnswerError("/openapi.json has neither /reset and /step nor /verify; give the address of a resources server")
-            digest = hashlib.sha256(canonical(described).encode("utf-8", "replace")).hexdigest()
-            self._known = play, Description("NeMo Gym", digest, is_seeded=False)
-        return self._known
+        async with self._asking:
+            if self._known is None:
+                self._known = self._kind(await self._server.client.call(JsonRequest("GET", "/openapi.json"), json_object, seconds))
+            return self._known
+
+    def _kind(self, described: Document) -> tuple[_Play, Description]:
+        paths = described.get("paths")
+        found: Document = paths if isinstance(paths, dict) else {}
+        digest = hashlib.sha256(canonical(described).encode("utf-8", "replace")).hexdigest()
+        description = Description("NeMo Gym", digest, is_seeded=False)
+        if {"/reset", "/step"} <= found.keys():
+            return Gymnasium(self._server), description
+        if "/verify" in found:
+            return GymTools(self._server), description
+        raise AnswerError("/openapi.json has neither /reset and /step nor /verify; give the address of a resources server")
 
     def _failed(self, session: Session, error: Exception, asked: str, seconds: float) -> Answer:
         if isinstance(error, TimeoutError):
