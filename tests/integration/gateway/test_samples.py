@@ -96,7 +96,7 @@ async def test_a_sample_has_its_reward_and_verdict(client, run_id):
     first, second = client.samples(run_id, index=3)["data"]
     assert (first["prompt"], first["text"], first["step"], first["verdict"]) == ("prompt 3", "text 3.0", 1, "train")
     assert (first["reward"], first["components"], first["finish_reason"]) == (1.0, {"exact": 1.0}, "stop")
-    assert first["versions"] == [{"start": 0, "end": 3, "version": 1, "trainable": True, "author": "policy"}]
+    assert first["versions"] == [{"start": 0, "end": 3, "version": 1, "trainable": True, "sequence": 0, "author": "policy"}]
     assert first["episode"] is None
     assert (second["reward"], second["reward_status"], second["reason"]) == (None, "invalid", "cannot be judged")
 
@@ -110,7 +110,7 @@ async def test_a_sample_tells_its_worker_and_when_it_was_admitted(client, run_id
 
 async def test_tokens_are_included_on_request(client, run_id):
     tokens = client.samples(run_id, index=3, include="tokens")["data"][0]["tokens"]
-    frozen = {"reference_logprobs": [-1.0] * 3, "teacher_logprobs": []}
+    frozen = {"reference_logprobs": [-1.0] * 3, "teacher_logprobs": [], "forks": []}
     assert tokens == {"prompt_ids": [3, 3], "ids": [5, 7, 1], "logprobs": [-0.5, -2.0, 0.0]} | frozen
 
 
