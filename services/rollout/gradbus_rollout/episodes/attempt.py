@@ -53,7 +53,7 @@ class PlayerParts:
 
 
 class _Room(NamedTuple):
-    """Tokens that the next turn may have, and what the episode ends with when they are used up."""
+    """Tokens that the next turn may have, and what the episode ends with when they are used up; unspecified if it goes on."""
 
     tokens: int
     end: EndReason
@@ -137,9 +137,10 @@ class Attempt:
         limits = self._limits
         context = limits.context_length - len(self._sequence)
         left = limits.max_drawn_tokens - self._transcript.drawn
-        most = min(limits.max_new_tokens, self._most_tokens or limits.max_new_tokens)
-        rooms = ((most, END_REASON_LENGTH), (left, END_REASON_MAX_TOKENS), (context, END_REASON_CONTEXT))
-        return min((_Room(*room) for room in rooms), key=lambda room: room.tokens)
+        rooms = [_Room(limits.max_new_tokens, END_REASON_LENGTH), _Room(left, END_REASON_MAX_TOKENS), _Room(context, END_REASON_CONTEXT)]
+        if self._most_tokens:  # what an agent wants is no limit of the run: it may go on
+            rooms.append(_Room(self._most_tokens, END_REASON_UNSPECIFIED))
+        return min(rooms, key=lambda room: room.tokens)
 
     async def _draw(self, room: int) -> Turn:
         """A turn of the policy, drawn and parsed."""
@@ -170,7 +171,7 @@ class Attempt:
         environment = self._limits.environment
         is_invalid = bool(turn.calls) and not any(call.status == CALL_STATUS_OK for call in turn.calls)
         self._invalid_turns = self._invalid_turns + 1 if is_invalid else 0
-        if turn.finish == "length":
+        if turn.finish == "length" and room.end != END_REASON_UNSPECIFIED:
             return room.end
         if self._invalid_turns >= environment.invalid_calls:
             return END_REASON_INVALID_CALLS
