@@ -56,7 +56,7 @@ class AgentService(EnvironmentServiceServicer):
         if section.agent != "pull" and not self._public_url:
             message = "agents are not called from here: nobody said at which address they reach it; set GRADBUS_PUBLIC_URL"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
-        return pb.DescribeResponse(name="agent", digest=_DIGEST, determinism=pb.DETERMINISM_NONE)
+        return pb.DescribeResponse(name="agent", digest=_DIGEST, determinism=pb.DETERMINISM_NONE, tools_by_conversation=True)
 
     async def Open(self, request: pb.OpenRequest, context: Context) -> pb.OpenResponse:  # noqa: N802 - named by gRPC
         """See the proto."""

@@ -50,6 +50,8 @@ class Description:
     digest: str
     is_seeded: bool
     tools: Sequence[ToolDescription] = ()
+    tools_by_episode: bool = False
+    """Whether each episode has tools of its own."""
 
 
 @dataclass(frozen=True, slots=True)

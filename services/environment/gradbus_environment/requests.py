@@ -38,7 +38,13 @@ def description_message(description: Description) -> pb.DescribeResponse:
         pb.Tool(name=one.name, description=_utf8(one.description), parameters_json=_utf8(one.parameters_json)) for one in description.tools
     ]
     determinism = pb.DETERMINISM_SEEDED if description.is_seeded else pb.DETERMINISM_NONE
-    return pb.DescribeResponse(name=_utf8(description.name), digest=description.digest, determinism=determinism, tools=tools)
+    return pb.DescribeResponse(
+        name=_utf8(description.name),
+        digest=description.digest,
+        determinism=determinism,
+        tools=tools,
+        tools_by_conversation=description.tools_by_episode,
+    )
 
 
 def open_message(session: str, answer: Answer) -> pb.OpenResponse:

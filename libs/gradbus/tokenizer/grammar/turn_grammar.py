@@ -46,7 +46,7 @@ class TurnGrammar:
         self._template = template
         self._stop_ids = stop_ids
         self._own_tools = settings.tools_json
-        probed = read_tools(settings.tools_json) or (read_tools(_STUB) if settings.is_agent else [])
+        probed = read_tools(settings.tools_json) or (read_tools(_STUB) if settings.tools_by_conversation else [])
         self._has_tools = bool(probed)
         self._probed_tools = template.tools_of(probed)
         self.is_plain = settings.parser == "plain" or not template.exists

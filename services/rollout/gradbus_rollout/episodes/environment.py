@@ -149,4 +149,10 @@ class RunEnvironment:
             for tool in self.description.tools
         ]
         section, tools_json = self.section, json.dumps(tools, ensure_ascii=False)
-        return TurnSettings(tools_json, section.tool_parser, section.tool_result_tokens, is_agent=section.agent is not None)
+        return TurnSettings(
+            tools_json,
+            section.tool_parser,
+            section.tool_result_tokens,
+            tools_by_conversation=self.description.tools_by_conversation,
+            is_agent=section.agent is not None,
+        )

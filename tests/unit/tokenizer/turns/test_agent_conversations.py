@@ -23,7 +23,9 @@ def agents(families, turn_settings):
 
     def give(shape):
         if shape not in made:
-            made[shape] = PromptEncoder(families(shape).folder, PromptLimits(8), turns=turn_settings(tools_json="[]", is_agent=True))
+            made[shape] = PromptEncoder(
+                families(shape).folder, PromptLimits(8), turns=turn_settings(tools_json="[]", tools_by_conversation=True, is_agent=True)
+            )
         return made[shape]
 
     return give

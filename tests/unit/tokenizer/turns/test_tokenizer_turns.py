@@ -45,7 +45,9 @@ def test_its_answers_are_those_of_an_encoder_in_this_process(runner, families):
 
 async def test_an_agents_conversations_bring_their_tools(fork_server, families, turn_settings):
     family, tools = families("qwen"), turn_settings().tools_json
-    tokenizer = await Tokenizer.open(fork_server, family.folder, PromptLimits(8), DEADLINES, turn_settings(tools_json="[]", is_agent=True))
+    tokenizer = await Tokenizer.open(
+        fork_server, family.folder, PromptLimits(8), DEADLINES, turn_settings(tools_json="[]", tools_by_conversation=True, is_agent=True)
+    )
     called = ChatMessage("assistant", "", calls=(ChatCall("mul", '{"a": 2}', "c0.0"),))
     messages = [ChatMessage("user", "q"), called, ChatMessage("tool", "6", "c0.0", "mul")]
     (with_tools, without) = await tokenizer.conversations([ChatConversation(messages, tools), ChatConversation(messages)])
