@@ -42,6 +42,11 @@ def chat():
 
 
 @pytest.fixture(scope="session")
+def calculator():
+    return loaded(EXAMPLES / "calculator/make_model.py")
+
+
+@pytest.fixture(scope="session")
 def reward_server():
     return loaded(EXAMPLES / "chat/reward_server.py")
 
