@@ -4,11 +4,11 @@ import asyncio
 import importlib.util
 from pathlib import Path
 
+import openai
 import pytest
 
 from gradbus.v1 import environment_service_pb2 as pb
 
-openai = pytest.importorskip("openai")
 
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}}]
 TOKENS = (11, [5, 6, 7], [-0.5, -0.25, -1.0], (2, 3))
@@ -122,13 +122,13 @@ async def test_it_lists_the_model(client):
 
 
 async def test_the_example_plays_its_game(client, http):
-    _, worker, agent, opening = await client()
+    chat, worker, agent, opening = await client()
     path = Path(__file__).parents[3] / "examples" / "agents" / "play_guess.py"
     spec = importlib.util.spec_from_file_location("play_guess", path)
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
     agent.offer["item"] = {"prompt": "a-o:", "letter": "c"}
-    playing = asyncio.create_task(example.play(http, agent.offer))
+    playing = asyncio.create_task(example.play(http, chat, agent.offer))
     worker.session = (await opening).session
     assert [one.content for one in (await worker.step("h")).messages] == ["<"]
     assert [one.content for one in (await worker.step("b")).messages] == [">"]

@@ -1,12 +1,13 @@
 """Anthropic's own client, and OpenAI's for responses, play: nothing is changed but base_url and key."""
 
+import anthropic
+import openai
 import pytest
 
 TOKENS = (11, [5, 6, 7], [-0.5, -0.25, -1.0], (2, 3))
 
 
 async def test_messages_and_their_stream(game):
-    anthropic = pytest.importorskip("anthropic")
     client = anthropic.AsyncAnthropic(base_url=game.agent.offer["base_url"].removesuffix("/v1"), api_key=game.agent.offer["api_key"])
     tools = [{"name": "look", "description": "Looks.", "input_schema": {"type": "object"}}]
     fields = {"model": "m", "max_tokens": 9, "tools": tools}
@@ -32,7 +33,6 @@ async def test_messages_and_their_stream(game):
 
 
 async def test_responses_and_their_stream(game):
-    openai = pytest.importorskip("openai")
     client = openai.AsyncOpenAI(base_url=game.agent.offer["base_url"], api_key=game.agent.offer["api_key"])
     tools = [{"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}, "strict": False}]
     given = [{"role": "user", "content": "How many?"}]
