@@ -9,7 +9,6 @@ import pytest
 
 from gradbus.v1 import environment_service_pb2 as pb
 
-
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}}]
 TOKENS = (11, [5, 6, 7], [-0.5, -0.25, -1.0], (2, 3))
 
