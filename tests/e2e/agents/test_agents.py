@@ -11,6 +11,7 @@ def game(tmp_path_factory):
     return make_game(tmp_path_factory.mktemp("game"))
 
 
+@pytest.mark.slow  # the run of tests/e2e/environments/test_agents.py is played in the same way
 def test_an_agent_plays_a_run(lab, game):
     url = f"http://127.0.0.1:{json.loads((lab.state / 'ports.json').read_text())['agent.http']}"
     run_id = lab.submit(agent_spec(game, steps=4))

@@ -105,4 +105,5 @@ def test_an_agent_that_goes_on_and_compacts_trains_each_drawn_token_once(lab, ep
         assert trained == [sequences[turn["sequence"]]["ids"][turn["start"] : turn["end"]] for turn in turns]
         assert trained in drawn.values(), "what the agent was told is what is trained"
     assert max(len(sample["tokens"]["forks"]) for sample in shown) == 1
+    lab.gone("agent")
     assert not [refusal for refusal in agents.refused if refusal[1] not in {"length", "context", "context_length_exceeded"}]
