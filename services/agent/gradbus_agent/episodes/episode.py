@@ -100,6 +100,10 @@ class AgentEpisode:
         self._changed.set()
         return ask
 
+    def note_refused(self, mark: Mark) -> None:
+        """A request was refused for now, before it could be submitted."""
+        self._asks.note_refused(mark)
+
     def leave(self, ask: Ask, *, is_delivered: bool) -> None:
         """A connection that waited for the answer ends."""
         self._asks.leave(ask, is_delivered=is_delivered)

@@ -44,6 +44,9 @@ class Answering:
             async with episode.reading:
                 reading = asyncio.get_running_loop().run_in_executor(_THREADS, self._read, request, body)
                 wish, question, mark = await reading
+            if request.scope["state"]["is_crowded"]:
+                episode.note_refused(mark)
+                raise _crowded()
             ask = episode.submit(question, mark)
         except RefusalError as error:
             count_refusal(error.status)
@@ -119,6 +122,10 @@ def error_response(error: RefusalError, dialect: Dialect) -> Response:
     """A refusal as a response."""
     headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
     return JSONResponse(dialect.error(error), error.status, headers)
+
+
+def _crowded() -> RefusalError:
+    return RefusalError(503, "too_many_connections", "the agent service has too many connections; try again in a moment", retry_after=1)
 
 
 def _mark(request: Request, body: bytes) -> Mark:
