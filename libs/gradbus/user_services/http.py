@@ -25,8 +25,8 @@ FAILURES: Final = (httpcore2.NetworkError, httpcore2.ProtocolError, httpx2.Inval
 _BUSY: Final = frozenset({429, 502, 503, 504})
 _OK: Final = frozenset({200})
 CONNECTIONS: Final = 100
-_IDLE_SECONDS: Final = 5.0
-"""How long a connection is kept for the next request."""
+_IDLE_SECONDS: Final = 4.0
+"""How long a connection is kept for the next request: less than servers keep it, uvicorn 5 s, or a request meets its end."""
 
 
 @dataclass(frozen=True, slots=True)

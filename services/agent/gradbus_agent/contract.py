@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -157,11 +156,6 @@ class Reply:
 def canonical(value: object) -> str:
     """The one form of a JSON value: keys sorted, no spaces, whole numbers without a point, as some languages write them again."""
     return json.dumps(_whole(value), ensure_ascii=False, sort_keys=True, separators=(",", ":"))
-
-
-def digest(text: str) -> bytes:
-    """SHA-256 of the text."""
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
 
 
 def _whole(value: object) -> object:

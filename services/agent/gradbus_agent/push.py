@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Container
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from httpcore2 import ConnectError
+from httpcore2 import NetworkError, RemoteProtocolError
 
 from gradbus.errors import BusyServiceError, UserCodeError
 from gradbus.user_services.addresses import AddressPolicy, shown
@@ -23,33 +24,54 @@ class Agents:
 
     def __init__(self, policy: AddressPolicy) -> None:
         self._policy = policy
-        self._threads = ThreadPoolExecutor(4, thread_name_prefix="agents")
-        self._clients: dict[str, tuple[HttpClient, asyncio.Semaphore]] = {}
+        self._agents: dict[str, _Agent] = {}
 
     async def post(self, url: str, offer: Document) -> Reply | None:
         """Posts an episode. None: the agent took it; else an error, which may pass."""
-        name = f"the agent at {shown(url)}"
-        if url not in self._clients:
-            self._clients[url] = HttpClient(name, self._policy, self._threads), asyncio.Semaphore(CONNECTIONS)
-        client, places = self._clients[url]
+        if url not in self._agents:
+            self._agents[url] = _Agent(url, self._policy)
+        return await self._agents[url].post(offer)
+
+    async def keep(self, urls: Container[str]) -> None:
+        """Closes the clients of all other URLs: no episode is played there any more."""
+        gone = [self._agents.pop(url) for url in list(self._agents) if url not in urls]
+        await asyncio.gather(*(agent.close() for agent in gone))
+
+
+class _Agent:
+    """The agent at one URL. It has a thread of its own: a name that is found slowly holds up no other run's."""
+
+    def __init__(self, url: str, policy: AddressPolicy) -> None:
+        self._url = url
+        self._name = f"the agent at {shown(url)}"
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="agent")
+        self._client = HttpClient(self._name, policy, self._thread)
+        self._places = asyncio.Semaphore(CONNECTIONS)
+
+    async def post(self, offer: Document) -> Reply | None:
         content = json.dumps(offer, ensure_ascii=False).encode("utf-8", "replace")
         try:
-            async with places, asyncio.timeout(_POST_SECONDS):
-                await client.call(HttpRequest("POST", url, content), _BOUNDS, _POST_SECONDS)
+            async with self._places, asyncio.timeout(_POST_SECONDS):
+                await self._client.call(HttpRequest("POST", self._url, content), _BOUNDS, _POST_SECONDS)
         except TimeoutError:
             return Reply.error(
-                f"{name} did not answer within {_POST_SECONDS:.0f} s; let it answer at once, and play the episode afterwards"
+                f"{self._name} did not answer within {_POST_SECONDS:.0f} s; let it answer at once, and play the episode afterwards"
             )
         except FAILURES as error:
-            said = f"{name} failed: {error or type(error).__name__}; check that it runs"
-            return Reply.away(said) if isinstance(error, ConnectError) else Reply.error(said)
+            said = f"{self._name} failed: {error or type(error).__name__}; check that it runs"
+            return Reply.away(said) if _was_cut(error) else Reply.error(said)
         except BusyServiceError as error:
             return Reply.away(str(error))
         except UserCodeError as error:
             return Reply.error(str(error))
         return None
 
-    async def end(self) -> None:
-        """Closes the connections."""
-        await asyncio.gather(*(client.close() for client, _ in self._clients.values()))
-        self._threads.shutdown(wait=False, cancel_futures=True)
+    async def close(self) -> None:
+        """Closes the connections and the thread."""
+        await self._client.close()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _was_cut(error: Exception) -> bool:
+    """Whether there was no connection, or it ended before a response, as when the agent restarts: it may get the episode once more."""
+    return isinstance(error, NetworkError) or (isinstance(error, RemoteProtocolError) and "disconnected" in str(error))

@@ -14,7 +14,6 @@ from gradbus.access.keyring import Keyring
 from gradbus.process import Process
 from gradbus.rpc import RpcServer
 from gradbus.spec.sections import EnvironmentSpec
-from gradbus.telemetry import get_logger
 from gradbus.v1 import environment_service_pb2 as pb
 from gradbus.v1.environment_service_pb2_grpc import EnvironmentServiceServicer, add_EnvironmentServiceServicer_to_server
 from gradbus_agent.contract import Reply
@@ -27,7 +26,6 @@ from gradbus_agent.push import Agents
 from gradbus_agent.settings import AgentSettings
 from gradbus_agent.telemetry import count_reply
 
-_log = get_logger(__name__)
 _CLAIM_SECONDS: Final = 20.0
 """How long one Open waits for an agent: the rollout worker then shows the reason, and asks again."""
 _RESPONSE_SECONDS: Final = 0.5  # of the caller's deadline, for the way back
@@ -118,6 +116,8 @@ class AgentService(EnvironmentServiceServicer):
             self._registry.take_back(episode)
         elif failed is not None:
             self._registry.close(episode, failed.reason)
+        elif not episode.over:
+            episode.beat()  # its lease began when it was posted
         return failed
 
 
@@ -158,9 +158,10 @@ async def serve(settings: AgentSettings, process: Process) -> None:
         process.ready = True
         while not process.stopping.is_set():
             registry.close_idle(settings.session_seconds)
+            await agents.keep(registry.addresses)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_SWEEP_SECONDS):
                     await process.stopping.wait()
         registry.close_all()
     await server.stop()
-    await agents.end()
+    await agents.keep(())

@@ -34,7 +34,8 @@ class Service:
     reader: str
 
 
-def start_service(folder, free_port, **settings):
+def start_service(folder, free_port, files=None, **settings):
+    """`files`: how many the process may have open, which bounds its connections."""
     port, http = free_port(), free_port()
     (key, record), (reader, second) = new_api_key("test", ["runs:write"]), new_api_key("reader", ["runs:read"])
     write_api_keys(folder / "api-keys.json", [record, second])
@@ -49,7 +50,8 @@ def start_service(folder, free_port, **settings):
         **settings,
     }
     log = (folder / "agent.log").open("wb")
-    process = subprocess.Popen([sys.executable, "-m", "gradbus_agent"], env=environment, stderr=log, stdout=log)
+    limits = ["prlimit", f"--nofile={files}"] if files else []
+    process = subprocess.Popen([*limits, sys.executable, "-m", "gradbus_agent"], env=environment, stderr=log, stdout=log)
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         with socket.socket() as attempt:

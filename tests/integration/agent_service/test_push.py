@@ -15,12 +15,18 @@ class Receiver:
     def __init__(self, *answers):
         self.answers = list(answers)
         self.offers = asyncio.Queue()
+        self.seconds = 0.0
+        """Before an answer."""
 
     async def serve(self, reader, writer):
         head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         length = int(next(line for line in head.splitlines() if line.startswith("content-length")).partition(":")[2])
         body = await reader.readexactly(length)
         status, content = self.answers.pop(0) if self.answers else (200, b"{}")
+        await asyncio.sleep(self.seconds)
+        if not status:
+            writer.close()
+            return
         if status == 200:
             await self.offers.put(body)
         writer.write(
@@ -94,6 +100,29 @@ async def test_an_agent_that_is_not_there_is_waited_for(worker, free_port):
     away = await worker.open()
     assert (away.status, away.is_away) == (ERROR, True)
     assert "check that it runs" in away.reason
+
+
+async def test_an_agent_that_ends_the_connection_gets_the_episode_once_more(worker, receive, agent_of):
+    receiver, url = await receive((0, b""))
+    worker.section = {"agent": url, "step_seconds": 20}
+    away = await worker.open()
+    assert (away.status, away.is_away) == (ERROR, True)
+    assert "check that it runs" in away.reason
+    opening = asyncio.create_task(worker.open())
+    assert (await agent_of(await receiver.offers.get()).beat()).status_code == 200
+    opening.cancel()
+
+
+async def test_the_lease_begins_when_the_agent_has_answered_the_post(worker, receive, agent_of):
+    receiver, url = await receive()
+    receiver.seconds = 1.5
+    worker.section = {"agent": url, "step_seconds": 1.0}
+    opening = asyncio.create_task(worker.open())
+    agent = agent_of(await receiver.offers.get())
+    await asyncio.sleep(0.3)
+    asked = asyncio.create_task(agent.chat("hello"))
+    assert (await opening).status == OK
+    asked.cancel()
 
 
 async def test_an_address_that_no_agent_may_have_is_an_error(worker):

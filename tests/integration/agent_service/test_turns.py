@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 import pytest
 
@@ -79,7 +80,28 @@ async def test_a_marked_retry_gets_the_same_bits_and_an_equal_request_draws_anew
     assert [one.content for one in again.conversation.messages] == ["a"]
     second = await game.draw("c")
     assert second.json()["gradbus"]["turn"] == 1
-    assert (await game.agent.chat("a", RETRY)).content == second.content, "of equal ones the newest"
+    third = await game.ask("a", headers=RETRY)
+    assert [one.content for one in third.conversation.messages] == ["a"], "of two answered ones it could be either's"
+    assert (await game.draw("d")).content not in {first.content, second.content}
+
+
+async def test_of_one_body_sent_twenty_times_no_two_get_one_answer(game):
+    async def sent():
+        """As an SDK does: refused ones are sent again, and say so."""
+        answer = await game.agent.chat("a")
+        while answer.status_code == 429:
+            await asyncio.sleep(0.2)
+            answer = await game.agent.chat("a", RETRY)
+        return answer.json()["gradbus"]["turn"]
+
+    asked = [asyncio.create_task(sent()) for _ in range(20)]
+    game.worker.session = (await game.opening).session
+    await asyncio.sleep(0.5)
+    for n in range(20):
+        reply = asyncio.create_task(game.worker.step(f"{n}"))
+        await asyncio.wait({reply}, timeout=5 if n < 19 else 0.1)
+    assert sorted(await asyncio.gather(*asked)) == list(range(20))
+    reply.cancel()
 
 
 async def test_an_idempotency_key_names_one_request(game):
@@ -217,7 +239,7 @@ async def test_a_repeated_step_gets_its_first_reply_and_another_one_is_refused(g
 @pytest.mark.parametrize(
     "fields",
     [
-        {"n": 2}, {"best_of": 3}, {"logit_bias": {"1": 5}}, {"response_format": {"type": "json_object"}}, {"stop": ["x"]},
+        {"n": 2}, {"n": []}, {"best_of": {}}, {"logit_bias": {"1": 5}}, {"response_format": {"type": "json_object"}}, {"stop": ["x"]},
         {"tool_choice": "required"}, {"max_tokens": 0}, {"max_tokens": "7"}, {"stream": "yes"}, {"tools": [{"type": "web"}]},
         {"tools": TOOLS * 2}, {"messages": []}, {"messages": [assistant("a")]}, {"messages": [{"role": "robot", "content": "a"}]},
         {"messages": [user([{"type": "image_url", "image_url": {"url": "x"}}])]}, {"messages": [{"role": "tool", "content": "a"}]},
@@ -231,6 +253,26 @@ async def test_what_the_policy_cannot_do_is_refused_with_what_to_do(game, fields
     error = refused.json()["error"]
     assert (refused.status_code, error["type"]) == (400, "invalid_request_error")
     assert ";" in error["message"]
+
+
+async def test_reading_a_body_stops_no_other_run(game, begin, http):
+    _, other, opening = await begin()
+    lists = b"[[]" + b",[]" * 80_000 + b"]"
+    tools = b'[{"function": {"name": "f", "parameters": {"a": %b}}}]' % lists
+    bodies = [b'{"messages": [{"role": "user", "content": "a"}], "%b": %b}' % part for part in ((b"x", lists), (b"tools", tools))]
+    posts = [http.post(game.agent.url("chat/completions"), content=body, headers=game.agent.headers) for body in bodies * 4]
+    asked = [asyncio.create_task(post) for post in posts]
+    slowest = 0.0
+    while not asked[-1].done():
+        began = time.monotonic()
+        await other.beat()
+        slowest = max(slowest, time.monotonic() - began)
+    assert slowest < 1.0
+    refused = [(await one).json()["error"]["message"] for one in asked[1::2]]
+    assert refused == ["the tools have more than 16384 values; give fewer tools, or simpler parameters"] * 4
+    opening.cancel()
+    for one in asked:
+        one.cancel()
 
 
 async def test_sampling_parameters_are_the_runs_and_are_told(game):

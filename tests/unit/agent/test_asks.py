@@ -3,9 +3,10 @@
 import pytest
 
 from gradbus_agent.contract import ChatMessage, ChatRequest, PolicyTurn, RefusalError, Tokens
-from gradbus_agent.episodes.asks import MAX_IN_FLIGHT, Asks, Mark
+from gradbus_agent.episodes.asks import MAX_IN_FLIGHT, MAX_JOINED, Asks, Mark
+from gradbus_agent.matching import Question
 
-REQUEST = ChatRequest((ChatMessage("user", "a"),))
+REQUEST = Question.of(ChatRequest((ChatMessage("user", "a"),)))
 
 
 def turn(number):
@@ -48,12 +49,60 @@ async def test_a_request_is_a_retry_if_it_is_marked_or_the_first_one_was_lost(as
     assert asks.known(mark(is_retry=True)) is ask
 
 
-async def test_of_equal_ones_a_retry_is_the_lost_one_then_the_newest(asks):
+async def test_of_several_equal_ones_a_retry_is_a_lost_one_and_else_one_of_its_own(asks):
     older, newer = asks.add(REQUEST, mark()), asks.add(REQUEST, mark())
-    assert asks.known(mark(is_retry=True)) is newer
+    assert asks.known(mark(is_retry=True)) is None, "it could be either's"
     asks.take()
     asks.leave(older, is_delivered=False)
     assert asks.known(mark(is_retry=True)) is older
+    older.waiting += 1
+    asks.take()
+    asks.leave(newer, is_delivered=False)
+    assert asks.known(mark(is_retry=True)) is newer
+
+
+async def test_a_retry_of_a_refused_request_is_drawn_anew(asks):
+    accepted = [asks.add(REQUEST, mark()) for _ in range(MAX_IN_FLIGHT)]
+    for _ in range(2):
+        with pytest.raises(RefusalError):
+            asks.add(REQUEST, mark())
+    while asks.take():
+        asks.settle(turn(0))
+    for ask in accepted:
+        asks.leave(ask, is_delivered=True)
+    for ask in accepted[1:]:
+        del asks.answered[ask]
+    retry = mark(is_retry=True)
+    assert [asks.known(retry) for _ in range(3)] == [None, None, accepted[0]], "two were refused"
+
+
+async def test_a_retry_that_is_refused_again_is_still_drawn_anew(asks):
+    first = asks.add(REQUEST, mark())
+    for n in range(1, MAX_IN_FLIGHT):
+        asks.add(REQUEST, mark(f"{n}"))
+    for is_retry in (False, True, True):
+        assert asks.known(mark(is_retry=is_retry)) is None
+        with pytest.raises(RefusalError):
+            asks.add(REQUEST, mark(is_retry=is_retry))
+    assert asks.known(mark(is_retry=True)) is None
+    assert asks.known(mark(is_retry=True)) is first
+
+
+async def test_so_many_connections_wait_for_one_answer(asks):
+    ask = asks.add(REQUEST, mark())
+    for _ in range(MAX_JOINED - 1):
+        asks.join(ask)
+    with pytest.raises(RefusalError) as refused:
+        asks.join(ask)
+    assert (refused.value.status, refused.value.retry_after) == (429, 1)
+
+
+async def test_an_answered_request_is_forgotten_but_for_its_answer(asks):
+    ask = asks.add(REQUEST, mark())
+    asks.take()
+    asks.settle(turn(0))
+    assert ask.question.request.messages == ()
+    assert asks.known(mark(is_retry=True)).answer.result().number == 0
 
 
 async def test_one_that_nobody_waits_for_is_not_drawn(asks):
@@ -71,6 +120,8 @@ async def test_an_idempotency_key_is_one_request_for_ever(asks):
     asks.settle(turn(0))
     asks.leave(ask, is_delivered=True)
     assert asks.known(mark(key="k")) is ask
+    assert asks.known(mark(key="other", is_retry=True)) is None
+    assert asks.known(mark(is_retry=True)) is None, "its retry would have the key"
     with pytest.raises(RefusalError, match="a new request needs a new key"):
         asks.known(mark("b", key="k"))
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gradbus_agent.contract import Call, ChatMessage, ChatRequest, canonical
-from gradbus_agent.matching import Histories
+from gradbus_agent.matching import Histories, Question
 
 TOOLS = json.dumps([{"name": "look", "description": "", "parameters": {"type": "object", "properties": {}}}])
 
@@ -19,7 +19,7 @@ def said(text, *calls):
 
 
 def request(*messages, tools=""):
-    return ChatRequest(messages, tools)
+    return Question.of(ChatRequest(messages, tools))
 
 
 @pytest.fixture
@@ -78,6 +78,9 @@ def test_other_tools_are_another_conversation(histories):
         ("{broken", "{broken", True),
         ("{broken", "{ broken", False),
         ("[" * 100_000, "[" * 100_000, True),
+        ("[" * 9_000 + "]" * 9_000, "[" * 9_000 + " " + "]" * 9_000, False),
+        ("[" + "1," * 17_000 + "1]", "[" + "1," * 17_000 + "1]", True),
+        ("[" + "1," * 17_000 + "1]", "[" + "1," * 17_000 + " 1]", False),
     ],
 )
 def test_arguments_are_compared_as_values(drawn, sent, is_same):

@@ -1,5 +1,6 @@
 """Offers, claims and keys; what is forgotten, and when."""
 
+import asyncio
 import time
 
 import pytest
@@ -103,11 +104,25 @@ async def test_a_run_has_so_many_episodes(registry, monkeypatch):
     assert not isinstance(registry.open(opening(run="other")), Reply)
 
 
-async def test_so_many_claims_wait(registry, monkeypatch):
-    monkeypatch.setattr(module, "MAX_CLAIMS", 0)
+async def test_so_many_claims_of_a_run_wait(registry, monkeypatch):
+    monkeypatch.setattr(module, "MAX_CLAIMS", 1)
+    waiting = asyncio.create_task(registry.claim("run", 1, 5))
+    await asyncio.sleep(0)
     with pytest.raises(RefusalError) as refused:
         await claimed(registry)
     assert (refused.value.status, refused.value.retry_after) == (429, 5)
+    assert await claimed(registry, run="other") == []
+    registry.open(opening())
+    assert len(await waiting) == 1
+    assert await claimed(registry) == []
+
+
+async def test_the_addresses_of_agents_are_those_of_open_episodes(registry):
+    posted = Opening("run", "train.0.0.0", 0, "p", "{}", EnvironmentSpec(agent="http://agent/play"))
+    episode = registry.open(posted)
+    assert registry.addresses == {"http://agent/play"}
+    registry.close(episode, "over")
+    assert registry.addresses == set()
 
 
 async def test_keys_of_ended_episodes_are_known_for_a_while(registry, monkeypatch):

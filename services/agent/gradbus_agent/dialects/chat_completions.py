@@ -47,7 +47,7 @@ class ChatCompletions:
         """See `Dialect.read`."""
         check_absent(body, _REFUSED)
         for name in ("n", "best_of"):
-            if body.get(name) not in {None, 1}:
+            if body.get(name) not in (None, 1):  # no set: they may be unhashable
                 raise unsupported(name, "ask again for another answer")
         match body.get("response_format"):
             case None | {"type": "text"}:

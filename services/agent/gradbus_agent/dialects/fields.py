@@ -6,11 +6,14 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from gradbus.strict_json import has_more_values
 from gradbus_agent.contract import ChatMessage, Document, RefusalError
 
 MAX_MESSAGES: Final = 4096
 MAX_TOOLS: Final = 128
 _MAX_NAME: Final = 256
+_MAX_TOOL_VALUES: Final = 16_384
+"""Of the JSON Schemas of all tools."""
 _NOTHING: Final[tuple[Any, ...]] = (None, [], {}, False, "")
 
 
@@ -104,6 +107,8 @@ def tools_json(tools: Iterable[tuple[object, object, object]]) -> str:
         found.append({"name": named(name, "the name of a tool"), "description": description or "", "parameters": schema})
     if len({tool["name"] for tool in found}) < len(found):
         raise refused("two tools have one name; rename one")
+    if has_more_values(found, _MAX_TOOL_VALUES):
+        raise refused(f"the tools have more than {_MAX_TOOL_VALUES} values; give fewer tools, or simpler parameters")
     return json.dumps(found, ensure_ascii=False) if found else ""
 
 

@@ -67,7 +67,7 @@ class Messages:
             max_tokens=positive(body, "max_tokens"),
             overridden=overridden(body, _OVERRIDDEN),
         )
-        return Wish(request, flag(body, "stream"), with_usage=True)
+        return Wish(request, flag(body, "stream"))
 
     def whole(self, turn: PolicyTurn, wish: Wish) -> Document:  # noqa: ARG002 - of the protocol
         """See `Dialect.whole`."""

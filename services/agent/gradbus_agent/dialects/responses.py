@@ -69,7 +69,7 @@ class Responses:
             overridden=overridden(body, _OVERRIDDEN),
         )
         include = body.get("include")
-        return Wish(request, flag(body, "stream"), with_usage=True, with_logprobs=isinstance(include, list) and _LOGPROBS in include)
+        return Wish(request, flag(body, "stream"), with_logprobs=isinstance(include, list) and _LOGPROBS in include)
 
     def whole(self, turn: PolicyTurn, wish: Wish) -> Document:
         """See `Dialect.whole`."""

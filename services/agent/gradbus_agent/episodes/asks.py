@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from gradbus_agent.contract import ChatRequest, PolicyTurn, RefusalError
+from gradbus_agent.matching import Question
 
 MAX_IN_FLIGHT: Final = 16
 """Requests of one episode that wait for an answer."""
+MAX_JOINED: Final = 16
+"""Connections that wait for the answer to one request."""
 _MAX_ANSWERED: Final = 64
 """Newest answered requests that are kept for retries."""
+_MAX_REFUSED: Final = 256
+"""Bodies whose refused requests are counted."""
+_NOTHING: Final = Question.of(ChatRequest(()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +37,8 @@ class Mark:
 class Ask:
     """A request, however often it was sent."""
 
-    request: ChatRequest
+    question: Question
+    """Of no messages once it is answered: a replay needs the answer alone."""
     mark: Mark
     answer: asyncio.Future[PolicyTurn]
     """Its exception is a RefusalError."""
@@ -55,31 +62,49 @@ class Asks:
     drawing: Ask | None = None
     """The one that the policy draws for."""
     answered: OrderedDict[Ask, None] = field(default_factory=OrderedDict)
+    refused: Counter[bytes] = field(default_factory=Counter)
+    """How many requests with a body were refused for now, and have not come again."""
 
     def known(self, mark: Mark) -> Ask | None:
-        """The earlier request that this one repeats.
+        """The earlier request that this one repeats; None: it is one of its own.
 
-        Raises RefusalError for the idempotency key of another request.
+        An idempotency key says it exactly. Without one it is an equal one that was lost. A marked retry may also be that of an equal
+        request which was refused, and which is then drawn for the first time. Else it can be that of the only equal one, but of several
+        it could be anyone's: two requests must not get one answer. Raises RefusalError for the idempotency key of another request.
         """
         if mark.key:
-            same = next((ask for ask in self._newest_first() if ask.mark.key == mark.key), None)
-            if same is not None and same.mark.body != mark.body:
-                message = "this Idempotency-Key was sent with another body; a new request needs a new key"
-                raise RefusalError(400, "idempotency_key_reused", message)
-            if same is not None:
-                return same
-        equal = [ask for ask in self._newest_first() if ask.mark.body == mark.body]
+            return self._of_key(mark)
+        equal = [ask for ask in self._newest_first() if ask.mark.body == mark.body and not ask.mark.key]
         lost = next((ask for ask in equal if ask.is_lost), None)
-        return lost or (equal[0] if equal and mark.is_retry else None)
+        if lost is not None or not mark.is_retry:
+            return lost
+        if self.refused[mark.body]:
+            self.refused[mark.body] -= 1
+            return None
+        return equal[0] if len(equal) == 1 else None
 
-    def add(self, request: ChatRequest, mark: Mark) -> Ask:
+    def join(self, ask: Ask) -> None:
+        """One more connection waits for the answer. Raises RefusalError if too many do."""
+        if ask.waiting >= MAX_JOINED:
+            message = f"{MAX_JOINED} connections wait for the answer to this request, as many as may; close those of earlier tries"
+            raise RefusalError(429, "too_many_requests", message, retry_after=1)
+        ask.waiting += 1
+
+    def add(self, question: Question, mark: Mark) -> Ask:
         """Queues a new request. Raises RefusalError if too many wait."""
         if len(self.queue) + (self.drawing is not None) >= MAX_IN_FLIGHT:
+            self.note_refused(mark)
             message = f"{MAX_IN_FLIGHT} requests of this episode wait for an answer, as many as may; send fewer at a time"
             raise RefusalError(429, "too_many_requests", message, retry_after=1)
-        ask = Ask(request, mark, asyncio.get_running_loop().create_future())
+        ask = Ask(question, mark, asyncio.get_running_loop().create_future())
         self.queue.append(ask)
         return ask
+
+    def note_refused(self, mark: Mark) -> None:
+        """A request is refused for now: a retry may come that is no other request's."""
+        self.refused = +self.refused  # without those whose retry has come
+        if len(self.refused) < _MAX_REFUSED:
+            self.refused[mark.body] += 1
 
     def take(self) -> Ask | None:
         """The next request, which the policy now draws for."""
@@ -99,6 +124,7 @@ class Asks:
         if ask is None or ask.answer.done():
             return
         ask.answer.set_result(turn)
+        ask.question = _NOTHING
         self.answered[ask] = None
         if len(self.answered) > _MAX_ANSWERED:
             self.answered.popitem(last=False)
@@ -118,6 +144,13 @@ class Asks:
     def are_none(self) -> bool:
         """Whether nothing is asked: the agent acts next."""
         return not self.queue and self.drawing is None
+
+    def _of_key(self, mark: Mark) -> Ask | None:
+        same = next((ask for ask in self._newest_first() if ask.mark.key == mark.key), None)
+        if same is not None and same.mark.body != mark.body:
+            message = "this Idempotency-Key was sent with another body; a new request needs a new key"
+            raise RefusalError(400, "idempotency_key_reused", message)
+        return same
 
     def _newest_first(self) -> Iterator[Ask]:
         yield from reversed(self.queue)

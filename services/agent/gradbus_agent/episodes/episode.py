@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gradbus.v1.environment_service_pb2 import StepRequest
-from gradbus_agent.contract import ChatRequest, Document, PolicyTurn, RefusalError, Reply, Verdict
+from gradbus_agent.contract import Document, PolicyTurn, RefusalError, Reply, Verdict
 from gradbus_agent.episodes.asks import Ask, Asks, Mark
 from gradbus_agent.episodes.lease import Lease
 from gradbus_agent.episodes.turns import Opening, policy_turn
-from gradbus_agent.matching import Histories
+from gradbus_agent.matching import Histories, Question
 from gradbus_agent.telemetry import count_turn
 
 
@@ -51,6 +51,8 @@ class AgentEpisode:
         self.heard = time.monotonic()
         """When the rollout worker called last."""
         self.on_over: Callable[[AgentEpisode], None] = lambda _: None
+        self.reading = asyncio.Lock()
+        """Held while a body is read: one of an episode at a time, in the order in which they came."""
         self._lease = Lease(opening.section.step_seconds)
         self._asks = Asks()
         self._histories = Histories()
@@ -82,11 +84,11 @@ class AgentEpisode:
         self._check()
         self._lease.renew()
 
-    def submit(self, request: ChatRequest, mark: Mark) -> Ask:
+    def submit(self, question: Question, mark: Mark) -> Ask:
         """The request in the queue, or the earlier one that it repeats. Raises RefusalError."""
         known = self._asks.known(mark)
         if known is not None and (known.answer.done() or not self._progress.over):
-            known.waiting += 1
+            self._asks.join(known)
             self._progress.outcomes["replay"] += 1
             count_turn("replay")
             return known
@@ -94,9 +96,13 @@ class AgentEpisode:
         if self._progress.limit:
             raise self._limit_error()
         self._lease.renew()
-        ask = self._asks.add(request, mark)
+        ask = self._asks.add(question, mark)
         self._changed.set()
         return ask
+
+    def note_refused(self, mark: Mark) -> None:
+        """A request was refused for now, before it could be submitted."""
+        self._asks.note_refused(mark)
 
     def leave(self, ask: Ask, *, is_delivered: bool) -> None:
         """A connection that waited for the answer ends."""
@@ -193,12 +199,12 @@ class AgentEpisode:
         if request.assistant.finish == "none":
             self._asks.refuse_drawing(self._no_room(request.end_reason))
         elif asked is not None:
-            is_extending = self._histories.find(asked.request).turn is not None
-            turn = policy_turn(self.opening, request, asked.request, is_extending)
+            is_extending = self._histories.find(asked.question).turn is not None
+            turn = policy_turn(self.opening, request, asked.question.request, is_extending)
             self._progress.turns += 1
             self._progress.outcomes[turn.outcome] += 1
             count_turn(turn.outcome)
-            self._histories.add(turn.number, asked.request, turn.message)
+            self._histories.add(turn.number, asked.question, turn.message)
             self._answer(turn)
         if request.is_last:
             self._asks.refuse_queue(self._limit_error())
@@ -217,7 +223,7 @@ class AgentEpisode:
             if progress.over:
                 return Reply.error(progress.over)
             if not progress.limit and (asked := self._asks.drawing or self._asks.take()) is not None:
-                return self._asked(asked.request)
+                return self._asked(asked.question)
             if self._lease.left <= 0:
                 self.finish(f"the agent of episode {self.opening.episode_id} did nothing for {self._lease.seconds:g} s; {_ADVICE}")
                 continue
@@ -230,8 +236,8 @@ class AgentEpisode:
             except TimeoutError:
                 continue
 
-    def _asked(self, request: ChatRequest) -> Reply:
-        match = self._histories.find(request)
+    def _asked(self, question: Question) -> Reply:
+        match, request = self._histories.find(question), question.request
         if match.turn is None:
             return Reply(conversation=request, max_new_tokens=request.max_tokens)
         after = match.turn if match.turn != self._progress.turns - 1 else None

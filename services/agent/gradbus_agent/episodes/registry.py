@@ -20,8 +20,8 @@ from gradbus_agent.telemetry import count_episodes
 _log = get_logger(__name__)
 MAX_EPISODES: Final = 4096
 """Of one run."""
-MAX_CLAIMS: Final = 1024
-"""Claims of all runs that wait."""
+MAX_CLAIMS: Final = 64
+"""Claims of one run that wait."""
 _MAX_ENDED: Final = 4096
 """Keys of ended episodes that are still told so."""
 _MAX_ATTEMPTS: Final = 65_536
@@ -54,7 +54,6 @@ class Registry:
         """The newest attempt of each episode, whether or not it is still open."""
         self._keys: dict[bytes, AgentEpisode] = {}
         self._ended: OrderedDict[bytes, AgentEpisode] = OrderedDict()
-        self._claims = 0
 
     # The rollout worker
 
@@ -96,6 +95,11 @@ class Registry:
         run = self._runs.get(run_id)
         return 0.0 if run is None else time.monotonic() - run.claimed
 
+    @property
+    def addresses(self) -> set[str]:
+        """Of the agents of all episodes."""
+        return {episode.opening.agent for episode in self._sessions.values()}
+
     def close_idle(self, seconds: float) -> None:
         """Closes episodes whose rollout worker said nothing for so long, and forgets runs without episodes.
 
@@ -121,11 +125,11 @@ class Registry:
 
     async def claim(self, run_id: str, capacity: int, seconds: float) -> list[tuple[AgentEpisode, str]]:
         """Up to `capacity` episodes of the run with their keys; none after so many seconds. Raises RefusalError if too many wait."""
-        if self._claims >= MAX_CLAIMS:
-            raise RefusalError(429, "too_many_claims", f"{MAX_CLAIMS} claims wait, as many as may; claim less often", retry_after=5)
         run = self._runs.setdefault(run_id, _Run())
+        if run.claims >= MAX_CLAIMS:
+            message = f"{MAX_CLAIMS} claims of this run wait, as many as may; claim several episodes at a time by capacity"
+            raise RefusalError(429, "too_many_claims", message, retry_after=5)
         run.claims += 1
-        self._claims += 1
         try:
             async with asyncio.timeout(seconds):
                 while not run.waiting:
@@ -135,7 +139,6 @@ class Registry:
             return []
         finally:
             run.claims -= 1
-            self._claims -= 1
         taken = [run.waiting.popleft() for _ in range(min(capacity, len(run.waiting)))]
         return [(episode, self.give(episode)) for episode in taken]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,11 +17,14 @@ from gradbus_agent.dialects.base import Dialect, Wish
 from gradbus_agent.episodes.asks import Ask, Mark
 from gradbus_agent.episodes.episode import AgentEpisode
 from gradbus_agent.episodes.registry import Registry
-from gradbus_agent.http.bodies import read_body, read_object, watched
+from gradbus_agent.http.bodies import MAX_VALUES, read_body, read_object, watched
 from gradbus_agent.http.keys import episode_of
+from gradbus_agent.matching import Question
 from gradbus_agent.telemetry import count_refusal
 
 _KEEP_ALIVE_SECONDS: Final = 10.0
+_THREADS: Final = ThreadPoolExecutor(4, thread_name_prefix="bodies")
+"""Long conversations are read here, for the loop serves every run. An episode has one of them at a time."""
 _SSE: Final = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 
 
@@ -37,8 +41,13 @@ class Answering:
         try:
             episode = episode_of(request, self.registry)
             body = await read_body(request)
-            wish = self.dialect.read(read_object(body))
-            ask = episode.submit(wish.request, _mark(request, body))
+            async with episode.reading:
+                reading = asyncio.get_running_loop().run_in_executor(_THREADS, self._read, request, body)
+                wish, question, mark = await reading
+            if request.scope["state"]["is_crowded"]:
+                episode.note_refused(mark)
+                raise _crowded()
+            ask = episode.submit(question, mark)
         except RefusalError as error:
             count_refusal(error.status)
             await error_response(error, self.dialect)(scope, receive, send)
@@ -46,6 +55,11 @@ class Answering:
         except ClientDisconnect:
             return
         await _Exchange(episode, ask, wish, self.dialect).run(scope, receive, send)
+
+    def _read(self, request: Request, body: bytes) -> tuple[Wish, Question, Mark]:
+        """Raises RefusalError."""
+        wish = self.dialect.read(read_object(body, MAX_VALUES))
+        return wish, Question.of(wish.request), _mark(request, body)
 
 
 @dataclass(slots=True)
@@ -108,6 +122,10 @@ def error_response(error: RefusalError, dialect: Dialect) -> Response:
     """A refusal as a response."""
     headers = {} if error.retry_after is None else {"retry-after": str(error.retry_after)}
     return JSONResponse(dialect.error(error), error.status, headers)
+
+
+def _crowded() -> RefusalError:
+    return RefusalError(503, "too_many_connections", "the agent service has too many connections; try again in a moment", retry_after=1)
 
 
 def _mark(request: Request, body: bytes) -> Mark:

@@ -23,7 +23,7 @@ from gradbus_agent.episodes.registry import Registry
 from gradbus_agent.http.answers import Answering, error_response
 from gradbus_agent.http.bodies import read_body, read_object, watched
 from gradbus_agent.http.fields import claim_of, verdict_of
-from gradbus_agent.http.keys import check_owner, episode_of
+from gradbus_agent.http.keys import check_may_claim, episode_of
 
 _log = get_logger(__name__)
 _OPENAI = ChatCompletions()
@@ -60,7 +60,7 @@ def create_app(endpoint: Endpoint) -> Starlette:
 
 def _routes(endpoint: Endpoint) -> list[BaseRoute]:
     async def claim(request: Request) -> Response:
-        check_owner(request, endpoint.keyring)
+        check_may_claim(request, endpoint.keyring)
         run_id, capacity, seconds = claim_of(read_object(await read_body(request)))
         async with watched(request.receive) as gone:
             claiming = asyncio.create_task(endpoint.registry.claim(run_id, capacity, seconds), name="claim")

@@ -1,4 +1,4 @@
-"""The key of a request: of an episode, or of a run's owner."""
+"""The key of a request: of an episode, or one that may claim."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def episode_of(request: Request, registry: Registry) -> AgentEpisode:
     return registry.of_key(_token(request))
 
 
-def check_owner(request: Request, keyring: Keyring) -> None:
+def check_may_claim(request: Request, keyring: Keyring) -> None:
     """Raises RefusalError unless the request has an API key of the gateway that may write runs."""
     record = keyring.find(_token(request))
     if record is None:

@@ -23,6 +23,8 @@ _IDLE_SECONDS: Final = 60
 _HEAD_BYTES: Final = 32 << 10
 _HEAD_SECONDS: Final = 10.0
 _BODY_SECONDS: Final = 60.0
+_UNREAD_MILLISECONDS: Final = 60_000
+"""A client that is gone, or reads nothing of its answer for so long, loses its connection."""
 _OTHER_FILES: Final = 256
 
 
@@ -68,7 +70,10 @@ class _Server(uvicorn.Server):
 
 
 class _BoundedConnection(HttpToolsProtocol):
-    """Closes a connection whose client is slow with a head or a body, or whose head is too large."""
+    """Closes a connection whose client is slow with a head or a body, or whose head is too large.
+
+    The application is told (`is_crowded` of the scope's state) when few places are left: it refuses turns, and notes whose retries come.
+    """
 
     def __init__(self, *given: Any, **named: Any) -> None:
         super().__init__(*given, **named)
@@ -99,6 +104,8 @@ class _BoundedConnection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The head is complete."""
+        most = self.limit_concurrency or 0
+        self.scope["state"]["is_crowded"] = len(self.connections) > most - most // 16
         super().on_headers_complete()
         self._head_bytes = 0
         self._owe(_BODY_SECONDS)
@@ -129,6 +136,8 @@ def _listen(address: str) -> socket.socket:
     except (OSError, ValueError) as error:
         raise SettingsError(f"cannot listen on {address} ({error}); set GRADBUS_HTTP_LISTEN to a free address") from None
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # not on every system; connections inherit it
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MILLISECONDS)
     return listener
 
 
