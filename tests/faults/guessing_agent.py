@@ -55,7 +55,7 @@ class GuessingAgent:
         self.thread.join(60)
 
     async def play(self):
-        async with httpx2.AsyncClient(timeout=30, trust_env=False) as http:
+        async with httpx2.AsyncClient(timeout=600, trust_env=False) as http:  # as long as OpenAI's SDK waits
             await asyncio.gather(*(self.player(http) for _ in range(self.players)))
 
     async def player(self, http):

@@ -128,6 +128,8 @@ class Reply:
     reason: str = ""
     is_away: bool = False
     """With an error: it passes, and the caller asks again."""
+    is_queued: bool = False
+    """With `is_away`: others of the run are played, so nothing is missing."""
     messages: Sequence[ChatMessage] = ()
     """They follow `after_turn`, or the last turn."""
     after_turn: int | None = None
@@ -146,6 +148,11 @@ class Reply:
     def away(cls, reason: str) -> Reply:
         """An error that passes."""
         return cls("error", reason, is_away=True)
+
+    @classmethod
+    def queued(cls, played: int, waiting: int) -> Reply:
+        """The run's agents play, and have no room for this episode yet."""
+        return cls("error", f"queued: {played} episodes of this run are played, {waiting} wait", is_away=True, is_queued=True)
 
     @classmethod
     def over(cls, verdict: Verdict) -> Reply:

@@ -27,7 +27,7 @@ from gradbus_agent.settings import AgentSettings
 from gradbus_agent.telemetry import count_reply
 
 _CLAIM_SECONDS: Final = 20.0
-"""How long one Open waits for an agent: the rollout worker then shows the reason, and asks again."""
+"""How long one Open waits for an agent while nobody plays: the rollout worker then shows the reason, and asks again."""
 _RESPONSE_SECONDS: Final = 0.5  # of the caller's deadline, for the way back
 _WAIT_SECONDS: Final = 60.0
 """Of a caller without a deadline."""
@@ -95,14 +95,23 @@ class AgentService(EnvironmentServiceServicer):
         if episode.opening.agent != "pull":
             if not episode.is_claimed and (failed := await self._posted(episode)) is not None:
                 return failed
-        elif not await episode.until_claimed(min(seconds, _CLAIM_SECONDS)):
-            run_id = episode.opening.run_id
-            waited = self._registry.unclaimed_seconds(run_id)
-            return Reply.away(
-                f"no agent has claimed an episode of this run for {waited:.0f} s; start your agent, which claims by "
-                f'POST {self._public_url}/v1/agent/claim {{"run": "{run_id}"}}{"" if self._public_url else " to the agent service"}'
-            )
+        else:
+            # Of the caller's time, an agent that claims it late needs some for its first request.
+            queued_until = until - min(episode.opening.section.step_seconds, max(0.0, seconds - _CLAIM_SECONDS))
+            while not await episode.until_claimed(min(queued_until - time.monotonic(), _CLAIM_SECONDS)):
+                if not self._registry.crowd(episode.opening.run_id)[0] or queued_until <= time.monotonic():
+                    return self._unclaimed(episode.opening.run_id)
         return await episode.first(until - time.monotonic())
+
+    def _unclaimed(self, run_id: str) -> Reply:
+        played, waiting = self._registry.crowd(run_id)
+        if played:
+            return Reply.queued(played, waiting)
+        waited = self._registry.unclaimed_seconds(run_id)
+        return Reply.away(
+            f"no agent has claimed an episode of this run for {waited:.0f} s; start your agent, which claims by "
+            f'POST {self._public_url}/v1/agent/claim {{"run": "{run_id}"}}{"" if self._public_url else " to the agent service"}'
+        )
 
     async def _posted(self, episode: AgentEpisode) -> Reply | None:
         """Gives the episode to the agent at its address. The agent may ask before it has answered the post."""
@@ -154,14 +163,16 @@ async def serve(settings: AgentSettings, process: Process) -> None:
     server = RpcServer(settings.rpc)
     add_EnvironmentServiceServicer_to_server(AgentService(registry, agents, public_url), server.server)
     await server.start()
-    async with http.serving():
+    async with http.serving() as serving:
         process.ready = True
-        while not process.stopping.is_set():
+        stopping = asyncio.create_task(process.stopping.wait(), name="stopping")
+        while not (stopping.done() or serving.done()):
             registry.close_idle(settings.session_seconds)
             await agents.keep(registry.addresses)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_SWEEP_SECONDS):
-                    await process.stopping.wait()
+            await asyncio.wait({stopping, serving}, timeout=_SWEEP_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
         registry.close_all()
+    if not process.stopping.is_set():
+        raise RuntimeError("the HTTP server ended by itself; the process ends too, to be started again")
     await server.stop()
     await agents.keep(())

@@ -18,7 +18,9 @@ class AgentSettings(ProcessSettings):
     api_keys_file: Path = Field(Path("/etc/gradbus/api-keys.json"), description="Records of the gateway's API keys, by which agents claim.")
     allow_loopback: bool = Field(False, description="Whether addresses of agents may lead to this machine.")
     allowed_hosts: tuple[str, ...] = Field((), description='Hosts that agents may be at, as a JSON list: ["agents", "*.svc"].')
-    session_seconds: float = Field(900.0, gt=0.0, description="An episode whose rollout worker said nothing for so long is closed.")
+    session_seconds: float = Field(
+        900.0, gt=0.0, description="An episode whose rollout worker draws and said nothing for so long is closed."
+    )
 
     @property
     def addresses(self) -> AddressPolicy:

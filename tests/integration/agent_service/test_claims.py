@@ -1,6 +1,7 @@
 """Who may claim what, how long an offer waits, and what a key is good for."""
 
 import asyncio
+import dataclasses
 import time
 
 import pytest
@@ -22,12 +23,44 @@ async def test_an_episode_that_nobody_claims_is_away_with_what_to_do_and_waits_o
     opening.cancel()
 
 
-async def test_a_claim_waits_for_episodes_and_takes_as_many_as_it_has_room_for(worker, claim):
+async def test_a_claim_waits_for_an_episode(worker, claim):
     claiming = asyncio.create_task(claim(worker.run_id, capacity=2))
     await asyncio.sleep(0.2)
-    opening = [asyncio.create_task(worker.open(f"train.0.0.{n}", timeout=3)) for n in range(3)]
-    assert len((await claiming).json()) in {1, 2}
-    await asyncio.gather(*opening)
+    assert not claiming.done()
+    opening = asyncio.create_task(worker.open())
+    assert [one["episode"] for one in (await claiming).json()] == ["train.0.0.0"]
+    opening.cancel()
+
+
+async def test_a_claim_takes_as_many_episodes_as_it_has_room_for(worker, claim):
+    opening = [asyncio.create_task(worker.open(f"train.0.0.{n}")) for n in range(3)]
+    await asyncio.sleep(0.5)
+    assert [len((await claim(worker.run_id, capacity=2, seconds=0)).json()) for _ in range(3)] == [2, 1, 0]
+    for one in opening:
+        one.cancel()
+
+
+async def test_an_offer_is_queued_while_another_episode_of_the_run_is_played(begin):
+    worker, agent, opening = await begin()
+    other = dataclasses.replace(worker, session="")
+    queued = await other.open("train.0.0.1", timeout=3)
+    assert (queued.status, queued.is_away, queued.is_queued) == (ERROR, True, True)
+    assert queued.reason == "queued: 1 episodes of this run are played, 1 wait"
+    assert (await agent.end(status="error")).status_code == 200
+    assert (await opening).status == ERROR
+    away = await other.open("train.0.0.1", timeout=3)
+    assert (away.is_away, away.is_queued) == (True, False)
+    assert "no agent has claimed an episode of this run for" in away.reason
+
+
+async def test_an_offer_whose_worker_is_gone_is_not_claimed(worker, claim):
+    gone = asyncio.create_task(worker.open("train.0.0.0"))
+    await asyncio.sleep(0.3)
+    gone.cancel()
+    waits = asyncio.create_task(worker.open("train.0.0.1"))
+    await asyncio.sleep(5.5)
+    assert [one["episode"] for one in (await claim(worker.run_id, capacity=8)).json()] == ["train.0.0.1"]
+    waits.cancel()
 
 
 async def test_claims_are_for_keys_that_may_write_runs(service, worker, claim, http):
@@ -87,6 +120,33 @@ async def test_beats_keep_an_agent_that_works_and_its_worker_waits(begin):
     again = asyncio.create_task(worker.step("4"))
     assert (await agent.end(reward=0.5)).status_code == 200
     assert ((await again).done, (await again).reward) == (True, 0.5)
+
+
+async def test_after_a_limit_beats_do_not_put_off_the_end(begin):
+    worker, agent, opening = await begin(step_seconds=1.0)
+    asked = asyncio.create_task(agent.chat("hello"))
+    worker.session = (await opening).session
+    stepping = asyncio.create_task(worker.step("4", end="max_turns"))
+    assert (await asked).status_code == 200
+    began = time.monotonic()
+    while not stepping.done() and time.monotonic() - began < 10:
+        await agent.beat()
+        await asyncio.sleep(0.2)
+    stepped = await stepping
+    assert 0.5 < time.monotonic() - began < 3
+    assert (stepped.status, stepped.is_away) == (ERROR, False)
+    assert "did not end it within 1 s of the run's limit" in stepped.reason
+
+
+async def test_a_request_beside_the_end_is_refused_when_its_worker_closes(begin):
+    worker, agent, opening = await begin()
+    asked = asyncio.create_task(agent.chat("hello"))
+    worker.session = (await opening).session
+    assert (await agent.end(reward=1)).status_code == 200
+    await asyncio.sleep(0.2)
+    assert not asked.done()
+    await worker.close()
+    assert (await asked).status_code == 410
 
 
 async def test_another_attempt_closes_the_one_before(begin, worker, claim):

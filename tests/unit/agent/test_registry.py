@@ -1,15 +1,20 @@
 """Offers, claims and keys; what is forgotten, and when."""
 
 import asyncio
+import pickle
 import time
 
 import pytest
 
 from gradbus.spec.sections import EnvironmentSpec
-from gradbus_agent.contract import RefusalError, Reply
+from gradbus_agent.contract import ChatMessage, ChatRequest, RefusalError, Reply, Verdict
 from gradbus_agent.episodes import registry as module
+from gradbus_agent.episodes.asks import Mark
 from gradbus_agent.episodes.registry import Registry
 from gradbus_agent.episodes.turns import Opening
+from gradbus_agent.matching import Question
+
+REQUEST = ChatRequest((ChatMessage("user", "a"),))
 
 
 def opening(n=0, attempt=0, player="p", item="{}", run="run"):
@@ -27,6 +32,13 @@ async def claimed(registry, run="run", capacity=8):
 
 def silent(episode, seconds):
     episode.heard = time.monotonic() - seconds
+
+
+async def drawn_for(episode, request=REQUEST):
+    """A request that the rollout worker draws for."""
+    ask = episode.submit(Question.of(request), Mark(b"a"))
+    assert (await episode.first(1.0)).status == "ok"
+    return ask
 
 
 async def test_an_equal_opening_finds_the_same_offer_and_another_item_none(registry):
@@ -75,24 +87,84 @@ async def test_a_session_is_that_of_its_run(registry):
     assert registry.of_session("other", episode.session) is None
 
 
-async def test_silent_workers_are_given_up_later_if_an_agent_plays_and_sooner_if_another_worker_does(registry):
+async def test_a_worker_that_owes_no_turn_and_does_not_ask_is_gone(registry):
     offered, played = registry.open(opening(0)), registry.open(opening(1))
     registry.give(played)
-    for episode in (offered, played):
-        silent(episode, 100)
-    registry.close_idle(900)
-    assert (offered.over, played.over) == ("its rollout worker is gone", "")
-    elsewhere = registry.open(opening(1, player="q"))
-    registry.close_idle(900)
-    assert (played.over, elsewhere.over) == ("its rollout worker is gone", "")
-    registry.give(elsewhere)
-    silent(elsewhere, 1000)
-    async with elsewhere.lock:
+    played.submit(Question.of(REQUEST), Mark(b"a"))
+    async with offered.lock:
+        silent(offered, 100)
+        silent(played, 100)
         registry.close_idle(900)
-        assert elsewhere.over == "", "its worker waits for an answer"
+        assert (offered.over, played.over) == ("", "its rollout worker is gone"), "one waits for an agent in a call"
     registry.close_idle(900)
-    assert elsewhere.over
+    assert offered.over == "its rollout worker is gone"
     assert registry._runs == {}
+
+
+async def test_a_worker_that_draws_is_not_given_up_for_another_that_plays_the_same_episode(registry):
+    first, second = registry.open(opening()), registry.open(opening(player="q"))
+    for episode in (first, second):
+        registry.give(episode)
+        await drawn_for(episode)
+        silent(episode, 800)
+    registry.close_idle(900)
+    assert (first.over, second.over) == ("", "")
+    silent(first, 901)
+    registry.close_idle(900)
+    assert (first.over, second.over) == ("its rollout worker is gone", "")
+
+
+async def test_offers_of_workers_that_are_gone_are_not_claimed(registry):
+    gone, waits = registry.open(opening(0)), registry.open(opening(1))
+    silent(gone, 6)
+    async with waits.lock:
+        silent(waits, 600)
+        assert [episode for episode, _ in await claimed(registry)] == [waits]
+    claiming = asyncio.create_task(registry.claim("run", 1, 5))
+    await asyncio.sleep(0.01)
+    assert not claiming.done()
+    assert registry.open(opening(0)) is gone, "its worker asks again"
+    assert [episode for episode, _ in await claiming] == [gone]
+
+
+async def test_a_request_that_is_drawn_for_is_refused_when_its_worker_is_gone_also_after_the_end(registry):
+    episode = registry.open(opening())
+    registry.give(episode)
+    ask = await drawn_for(episode)
+    episode.end(Verdict("ok", reward=1.0))
+    assert not ask.answer.done(), "the worker may answer it yet"
+    registry.close(episode, "its rollout worker closed it")
+    assert (ask.answer.exception().status, ask.answer.exception().code) == (410, "episode_over")
+
+
+async def test_played_and_waiting_episodes_are_counted(registry):
+    first = registry.open(opening(0))
+    registry.open(opening(1))
+    assert (registry.crowd("run"), registry.crowd("other")) == ((0, 2), (0, 0))
+    await claimed(registry, capacity=1)
+    assert registry.crowd("run") == (1, 1)
+    registry.take_back(first)
+    assert registry.crowd("run") == (0, 2)
+    await claimed(registry, capacity=1)
+    first.end(Verdict("ok", reward=1.0))
+    assert registry.crowd("run") == (0, 1)
+
+
+async def test_an_ended_episode_keeps_no_conversation_and_answers_a_repeated_end(registry):
+    held = "x" * 100_000
+    episode = registry.open(opening(item=f'{{"a": "{held}"}}'))
+    key = registry.give(episode)
+    await drawn_for(episode, ChatRequest((ChatMessage("user", held),)))
+    episode.end(Verdict("ok", reward=1.0))
+    registry.close(episode, "its rollout worker closed it")
+    kept = registry.of_key(key)
+    kept.on_over = None  # leads to the registry
+    assert len(pickle.dumps([getattr(kept, name) for name in ("opening", "_asks", "_histories", "_progress", "_opened", "_step")])) < 10_000
+    kept.end(Verdict("ok", reward=1.0))
+    with pytest.raises(RefusalError, match="its agent ended the episode"):
+        kept.end(Verdict("ok", reward=0.0))
+    with pytest.raises(RefusalError, match="claim another one"):
+        kept.submit(Question.of(REQUEST), Mark(b"a"))
 
 
 async def test_a_run_has_so_many_episodes(registry, monkeypatch):

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gradbus.v1.environment_service_pb2 import StepRequest
 from gradbus_agent.contract import Document, PolicyTurn, RefusalError, Reply, Verdict
@@ -67,6 +67,15 @@ class AgentEpisode:
         return bool(self.key_hash)
 
     @property
+    def is_drawing(self) -> bool:
+        """Whether the rollout worker draws a turn: no call of it is due until it has."""
+        return self._asks.drawing is not None
+
+    def is_heard(self, seconds: float) -> bool:
+        """Whether its rollout worker waits in a call, or did so within so many seconds."""
+        return self.lock.locked() or self.heard >= time.monotonic() - seconds
+
+    @property
     def over(self) -> str:
         """Why it is over; empty while it goes on."""
         return self._progress.over
@@ -82,7 +91,7 @@ class AgentEpisode:
     def beat(self) -> None:
         """The agent is alive. Raises RefusalError if the episode is over."""
         self._check()
-        self._lease.renew()
+        self._lease.beat()
 
     def submit(self, question: Question, mark: Mark) -> Ask:
         """The request in the queue, or the earlier one that it repeats. Raises RefusalError."""
@@ -107,7 +116,7 @@ class AgentEpisode:
     def leave(self, ask: Ask, *, is_delivered: bool) -> None:
         """A connection that waited for the answer ends."""
         self._asks.leave(ask, is_delivered=is_delivered)
-        self._lease.renew()
+        self._lease.beat()
 
     def end(self, verdict: Verdict) -> None:
         """The agent says how it went. Raises RefusalError if the episode ended in another way before."""
@@ -132,11 +141,14 @@ class AgentEpisode:
         }
 
     def finish(self, reason: str) -> None:
-        """Its key is of no use from now on, and whoever waits for a turn is told so."""
+        """Its key is of no use from now on, and whoever waits for a turn is told so.
+
+        After the agent's own end the rollout worker may still draw a turn for a request beside it, which gets its answer.
+        """
         if self._progress.over:
             return
         self._progress.over = reason
-        error = RefusalError(410, "episode_over", f"the episode {self.opening.episode_id} is over: {reason}; claim another one")
+        error = self._over_error()
         self._asks.refuse_queue(error)
         if self._progress.verdict is None:
             self._asks.refuse_drawing(error)
@@ -144,6 +156,13 @@ class AgentEpisode:
         self._histories = Histories()
         self._changed.set()
         self.on_over(self)
+
+    def forget(self, reason: str) -> None:
+        """Finishes it, if it goes on; no turn comes any more. Only what its agent is told from now on is kept."""
+        self.finish(reason)
+        self._asks.refuse_drawing(self._over_error())
+        self.opening = replace(self.opening, item_json="{}")
+        self._asks, self._opened, self._step = Asks(), None, None
 
     # The rollout worker
 
@@ -208,6 +227,7 @@ class AgentEpisode:
             self._answer(turn)
         if request.is_last:
             self._asks.refuse_queue(self._limit_error())
+            self._lease.renew_last()
 
     def _answer(self, turn: PolicyTurn) -> None:
         self._asks.settle(turn)
@@ -225,7 +245,7 @@ class AgentEpisode:
             if not progress.limit and (asked := self._asks.drawing or self._asks.take()) is not None:
                 return self._asked(asked.question)
             if self._lease.left <= 0:
-                self.finish(f"the agent of episode {self.opening.episode_id} did nothing for {self._lease.seconds:g} s; {_ADVICE}")
+                self.finish(f"the agent of episode {self.opening.episode_id} {self._lease.why_over()}")
                 continue
             left = deadline - time.monotonic()
             if left <= 0:
@@ -249,8 +269,11 @@ class AgentEpisode:
 
     def _check(self) -> None:
         if self._progress.over:
-            message = f"the episode {self.opening.episode_id} is over: {self._progress.over}; claim another one"
-            raise RefusalError(410, "episode_over", message)
+            raise self._over_error()
+
+    def _over_error(self) -> RefusalError:
+        message = f"the episode {self.opening.episode_id} is over: {self._progress.over}; claim another one"
+        return RefusalError(410, "episode_over", message)
 
     def _limit_error(self) -> RefusalError:
         limit = self._progress.limit
@@ -261,6 +284,3 @@ class AgentEpisode:
             return self._limit_error()
         message = "the conversation leaves no room in the model's context; post the episode's end with a reward, and ask no more"
         return RefusalError(400, "context_length_exceeded", message)
-
-
-_ADVICE = "let it send a beat while it works, or raise environment.step_seconds"

@@ -9,6 +9,7 @@ import secrets
 import time
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final
 
 from gradbus.telemetry import get_logger
@@ -25,8 +26,10 @@ MAX_CLAIMS: Final = 64
 _MAX_ENDED: Final = 4096
 """Keys of ended episodes that are still told so."""
 _MAX_ATTEMPTS: Final = 65_536
-_OFFER_SECONDS: Final = 60.0
-"""An offer that nobody claimed, an episode that is over, and one that another worker plays are forgotten so long after their last call."""
+_CALL_SECONDS: Final = 5.0
+"""An offer is given to agents up to so long after its last Open: a worker that waits for one asks again at once."""
+_OWED_SECONDS: Final = 60.0
+"""An episode whose rollout worker has an answer to get, and does not ask for it, is closed after so long."""
 
 
 @dataclass(slots=True)
@@ -36,6 +39,8 @@ class _Run:
     episodes: int = 0
     waiting: deque[AgentEpisode] = field(default_factory=deque)
     """Those that no agent has."""
+    played: set[AgentEpisode] = field(default_factory=set)
+    """Those that an agent has, and that go on."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     claims: int = 0
     """That wait."""
@@ -66,6 +71,8 @@ class Registry:
         if known is not None and opening.attempt == newest:
             if known.opening != opening:
                 return Reply.error("this attempt was opened with another item; a repeated request must equal the first")
+            known.heard = time.monotonic()
+            self._run(known).changed.set()
             return known
         if known is not None:
             self.close(known, "its episode is played in another attempt")
@@ -83,7 +90,7 @@ class Registry:
         if self._sessions.pop(episode.session, None) is None:
             return
         del self._of_episode[episode.opening.key]
-        episode.finish(reason)
+        episode.forget(reason)
         run = self._run(episode)
         run.episodes -= 1
         if episode in run.waiting:
@@ -100,17 +107,20 @@ class Registry:
         """Of the agents of all episodes."""
         return {episode.opening.agent for episode in self._sessions.values()}
 
-    def close_idle(self, seconds: float) -> None:
-        """Closes episodes whose rollout worker said nothing for so long, and forgets runs without episodes.
+    def crowd(self, run_id: str) -> tuple[int, int]:
+        """How many episodes of the run are played, and how many wait for an agent."""
+        run = self._runs.get(run_id)
+        return (0, 0) if run is None else (len(run.played), len(run.waiting))
 
-        If another worker plays the episode by now, its agent need not wait so long.
+    def close_idle(self, seconds: float) -> None:
+        """Closes episodes whose rollout worker is gone, and forgets runs without episodes.
+
+        A worker that draws may say nothing for so many seconds, also if another one plays the same episode: whether it is alive cannot be
+        known. Any other one waits for an answer in a call, or asks again at once.
         """
-        now = time.monotonic()
-        newest = {(one.opening.run_id, one.opening.episode_id): one for one in self._sessions.values()}
         for episode in list(self._sessions.values()):
-            is_newest = newest[episode.opening.run_id, episode.opening.episode_id] is episode
-            limit = seconds if episode.is_claimed and is_newest and not episode.over else min(seconds, _OFFER_SECONDS)
-            if not episode.lock.locked() and episode.heard < now - limit:
+            limit = seconds if episode.is_drawing else min(seconds, _OWED_SECONDS)
+            if not episode.is_heard(limit):
                 _log.info("episode_idle", run_id=episode.opening.run_id, episode=episode.opening.episode_id, seconds=limit)
                 self.close(episode, "its rollout worker is gone")
         for run_id in [name for name, run in self._runs.items() if not run.episodes and not run.claims]:
@@ -132,14 +142,13 @@ class Registry:
         run.claims += 1
         try:
             async with asyncio.timeout(seconds):
-                while not run.waiting:
+                while not (taken := _taken(run, capacity)):
                     run.changed.clear()
                     await run.changed.wait()
         except TimeoutError:
             return []
         finally:
             run.claims -= 1
-        taken = [run.waiting.popleft() for _ in range(min(capacity, len(run.waiting)))]
         return [(episode, self.give(episode)) for episode in taken]
 
     def give(self, episode: AgentEpisode) -> str:
@@ -148,12 +157,15 @@ class Registry:
         self._keys.pop(episode.key_hash, None)
         episode.claim(_hash(key))
         self._keys[episode.key_hash] = episode
-        self._run(episode).claimed = time.monotonic()
+        run = self._run(episode)
+        run.claimed = time.monotonic()
+        run.played.add(episode)
         return key
 
     def take_back(self, episode: AgentEpisode) -> None:
         """Its agent did not get it: the key is of no use, and another agent may claim the episode."""
         self._keys.pop(episode.key_hash, None)
+        self._run(episode).played.discard(episode)
         episode.key_hash = b""
         if episode.opening.agent == "pull" and not episode.over:
             run = self._run(episode)
@@ -191,9 +203,18 @@ class Registry:
     def _ends(self, episode: AgentEpisode) -> None:
         if self._keys.pop(episode.key_hash, None) is None:
             return
+        self._run(episode).played.discard(episode)
         self._ended[episode.key_hash] = episode
         if len(self._ended) > _MAX_ENDED:
             self._ended.popitem(last=False)
+
+
+def _taken(run: _Run, capacity: int) -> list[AgentEpisode]:
+    """The first offers whose rollout workers wait for an agent; those of workers that are gone stay until they are closed."""
+    taken = list(islice((one for one in run.waiting if one.is_heard(_CALL_SECONDS)), capacity))
+    for episode in taken:
+        run.waiting.remove(episode)
+    return taken
 
 
 def _hash(key: str) -> bytes:

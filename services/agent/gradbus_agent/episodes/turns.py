@@ -81,7 +81,11 @@ def policy_turn(opening: Opening, request: pb.StepRequest, asked: ChatRequest, i
 def open_response(session: str, reply: Reply) -> pb.OpenResponse:
     """The response to Open."""
     response = pb.OpenResponse(
-        status=_STATUS[reply.status], reason=reply.reason, is_away=reply.is_away, max_new_tokens=reply.max_new_tokens
+        status=_STATUS[reply.status],
+        reason=reply.reason,
+        is_away=reply.is_away,
+        is_queued=reply.is_queued,
+        max_new_tokens=reply.max_new_tokens,
     )
     if reply.status == "ok":
         response.session = session

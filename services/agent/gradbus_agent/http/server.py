@@ -50,13 +50,13 @@ class HttpServer:
         )
 
     @asynccontextmanager
-    async def serving(self) -> AsyncIterator[None]:
-        """Serves inside the block, then finishes the requests in flight."""
+    async def serving(self) -> AsyncIterator[asyncio.Task[None]]:
+        """Serves inside the block, then finishes the requests in flight, or raises what ended the server. The task ends with the server."""
         serving = asyncio.create_task(self._server.serve([self._listener]), name="http")
         host, port = self._listener.getsockname()[:2]
         _log.info("serving", address=f"{host}:{port}")
         try:
-            yield
+            yield serving
         finally:
             self._server.should_exit = True
             await serving
