@@ -91,7 +91,7 @@ class Conversation(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[_episode_pb2.Message, _Mapping]]] = ..., tools_json: _Optional[str] = ...) -> None: ...
 
 class OpenResponse(_message.Message):
-    __slots__ = ("status", "reason", "session", "messages", "state_digest", "is_away", "conversation", "max_new_tokens")
+    __slots__ = ("status", "reason", "session", "messages", "state_digest", "is_away", "conversation", "max_new_tokens", "is_queued")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +100,7 @@ class OpenResponse(_message.Message):
     IS_AWAY_FIELD_NUMBER: _ClassVar[int]
     CONVERSATION_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    IS_QUEUED_FIELD_NUMBER: _ClassVar[int]
     status: EnvironmentStatus
     reason: str
     session: str
@@ -108,7 +109,8 @@ class OpenResponse(_message.Message):
     is_away: bool
     conversation: Conversation
     max_new_tokens: int
-    def __init__(self, status: _Optional[_Union[EnvironmentStatus, str]] = ..., reason: _Optional[str] = ..., session: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[_episode_pb2.Message, _Mapping]]] = ..., state_digest: _Optional[str] = ..., is_away: bool = ..., conversation: _Optional[_Union[Conversation, _Mapping]] = ..., max_new_tokens: _Optional[int] = ...) -> None: ...
+    is_queued: bool
+    def __init__(self, status: _Optional[_Union[EnvironmentStatus, str]] = ..., reason: _Optional[str] = ..., session: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[_episode_pb2.Message, _Mapping]]] = ..., state_digest: _Optional[str] = ..., is_away: bool = ..., conversation: _Optional[_Union[Conversation, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., is_queued: bool = ...) -> None: ...
 
 class DrawnTokens(_message.Message):
     __slots__ = ("prompt_tokens", "token_ids", "logprobs", "version_first", "version_last")
