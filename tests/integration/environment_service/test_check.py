@@ -171,10 +171,8 @@ def test_an_episode_without_a_reward_is_a_problem(check):
 
 def test_a_source_that_cannot_be_used_is_a_problem(check):
     report = check({"source": "class Environment:\n    pass\n"})
-    assert report.problems == [
-        "it cannot be used: the environment does not load: the source defines no class Environment with a method reset(item, seed) or "
-        "reset(**columns)"
-    ]
+    (problem,) = report.problems
+    assert problem.startswith("it cannot be used: the environment does not load: the source defines no class Environment")
     assert report.document()["usable"] is False
 
 
