@@ -68,7 +68,7 @@ class StallDetector:
         An idle rollout asks nothing, and says nothing of the environment.
         """
         now = asyncio.get_running_loop().time()
-        working = [worker for worker in rollouts if worker.claims or worker.evaluation_claims]
+        working = [worker for worker in rollouts if worker.awaits_environment or worker.claims or worker.evaluation_claims]
         if not working or not all(worker.awaits_environment for worker in working):
             self._answered_at = now
         return working[0].trouble if working and now - self._answered_at > STALL_SECONDS else ""
