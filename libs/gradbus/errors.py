@@ -141,6 +141,10 @@ class UserCodeError(GradbusError):
 class BusyServiceError(UserCodeError):
     """A user's service, or a proxy before it, refuses work for now: 429, 502, 503 or 504."""
 
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
 
 class ScorerError(UserCodeError):
     """A scorer failed as a whole: none of the samples it was given has a reward."""

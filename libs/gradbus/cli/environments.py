@@ -17,7 +17,7 @@ from gradbus.errors import DatasetError, SettingsError
 from gradbus.strict_json import parse_json
 
 if TYPE_CHECKING:
-    from gradbus.environment_check import Report
+    from gradbus.environment_check import Checked, Report
     from gradbus.spec.sections import EnvironmentSpec
 
 app = typer.Typer(no_args_is_help=True, help="Environments of many turns.")
@@ -34,6 +34,7 @@ class CheckOptions:
     )
     episodes: Annotated[int, typer.Option(min=1, max=1000, help="Episodes, each played in two processes.")] = 8
     step_seconds: Annotated[float, typer.Option(min=0.1, max=3600.0, help="Deadline of one answer.")] = 30.0
+    scored: Annotated[bool, typer.Option("--scored", help="The run has a [reward] too: episodes may end without one.")] = False
     as_json: AsJson = False
 
 
@@ -51,8 +52,10 @@ def check(options: CheckOptions) -> None:
     """
     import asyncio
 
+    from gradbus.environment_check import Checked
+
     section, items = _section(options), list(_items(options))
-    report = asyncio.run(_checked(section, items, options.episodes))
+    report = asyncio.run(_checked(Checked(section, items, options.episodes, options.scored)))
     if not (options.item or options.data) and report.problems:
         report.notes.append("the episodes had an empty row; give one of your dataset with --item or --data")
     if options.as_json:
@@ -63,8 +66,8 @@ def check(options: CheckOptions) -> None:
         raise typer.Exit(1)
 
 
-async def _checked(section: EnvironmentSpec, items: list[dict[str, Any]], episodes: int) -> Report:
-    from gradbus.environment_check import Checked, check_environment
+async def _checked(checked: Checked) -> Report:
+    from gradbus.environment_check import check_environment
     from gradbus.environment_check.service import single_service
     from gradbus.rpc import open_channel
     from gradbus.v1.environment_service_pb2_grpc import EnvironmentServiceStub
@@ -72,7 +75,7 @@ async def _checked(section: EnvironmentSpec, items: list[dict[str, Any]], episod
     async with single_service("environment") as service:
         channel = open_channel(service.address, service.token)
         try:
-            return await check_environment(EnvironmentServiceStub(channel), Checked(section, items, episodes))
+            return await check_environment(EnvironmentServiceStub(channel), checked)
         finally:
             await channel.close()
 

@@ -33,6 +33,8 @@ class Checked:
     items: Sequence[Mapping[str, Any]]
     """Rows of the dataset, which the episodes take in turn."""
     episodes: int = 8
+    is_scored: bool = False
+    """The run has a `[reward]` too, so the environment need not give one."""
 
 
 async def check_environment(stub: EnvironmentServiceAsyncStub, checked: Checked) -> Report:
@@ -50,7 +52,10 @@ async def check_environment(stub: EnvironmentServiceAsyncStub, checked: Checked)
     await asyncio.sleep(APART_SECONDS)
     other = [await players[1].play(plan) for plan in reversed(plans)][::-1]
     count(report, one)
-    report.problems += _faults(one, other)
+    is_mcp = (checked.section.service or "").startswith("mcp+")
+    report.problems += _faults(one, other, needs_reward=not (is_mcp or checked.is_scored))
+    if is_mcp and not checked.is_scored:
+        report.notes.append("an MCP server gives no rewards, so a run with it needs a [reward]")
     differences = [_described_difference(first, second), *(first_difference(*pair) for pair in zip(one, other, strict=True))]
     report.difference = next((found for found in differences if found), None)
     _judge(report)
@@ -82,15 +87,18 @@ def _described_difference(first: DescribeResponse, second: DescribeResponse) -> 
     return Difference(-1, "describe", "description", shown(str(first)), shown(str(second)))
 
 
-def _faults(*processes: Sequence[Played]) -> list[str]:
+def _faults(*processes: Sequence[Played], needs_reward: bool) -> list[str]:
     """Failures that no policy may cause, each once."""
     found: dict[str, None] = {}
     for played in (episode for process in processes for episode in process):
         fault = played.fault
         if fault is not None:
             found[f"{fault.where}: {shown(fault.answer.reason)}"] = None
-        elif not played.has_reward:
-            found["an episode ended without any reward, which masks its sample; return one from step() or reward()"] = None
+        elif needs_reward and not played.has_reward:
+            found[
+                "an episode ended without any reward, which masks its sample; return one from step() or reward(), or check with "
+                "--scored if the run has a [reward]"
+            ] = None
     problems = list(found)
     return problems[:_MAX_PROBLEMS] + ([f"and {len(problems) - _MAX_PROBLEMS} more"] if len(problems) > _MAX_PROBLEMS else [])
 

@@ -55,12 +55,12 @@ class TurnSettings:
     parser: ToolParser | None = None
     """None: found from the chat template."""
     result_tokens: int = 1024
-    """Of one message that follows a turn; of a longer one the beginning and the end are kept."""
+    """Of one message that follows a turn; of a longer one the beginning and the end are kept. An agent's are never cut."""
     tools_by_conversation: bool = False
     """Conversations bring tools, which are not known yet."""
     is_agent: bool = False
-    """Conversations are those of an agent: each may be as long as the context, and what it gives as the assistant's words need not be
-    the policy's."""
+    """Conversations are those of an agent: each, and each message in it, may be as long as the context, and what it gives as the
+    assistant's words need not be the policy's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,7 +124,7 @@ class HttpClient:
             request.method, pinned, headers=encoded, content=request.content or None, extensions=extensions
         ) as response:
             if response.status in _BUSY:
-                raise BusyServiceError(f"{self._name} responded with {response.status}; it is asked again")
+                raise BusyServiceError(f"{self._name} responded with {response.status}; it is asked again", response.status)
             if response.status not in accepted:
                 raise UserCodeError(f"{self._name} responded with {response.status}; it must respond with 200, redirects are not followed")
             found = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in response.headers]

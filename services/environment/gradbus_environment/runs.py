@@ -150,7 +150,11 @@ class OpenRun:
         return await self._begin(Session(secrets.token_hex(16), opening), seconds)
 
     async def _begin(self, session: Session, seconds: float) -> tuple[str, Answer]:
-        answer = await self.world.open(session, seconds)
+        try:
+            answer = await self.world.open(session, seconds)
+        except BaseException:  # also of a caller who gave up: the world may have begun a session
+            await asyncio.shield(self.world.close(session))
+            raise
         if answer.status != "ok":
             await self.world.close(session)
             return "", answer

@@ -71,14 +71,14 @@ def check(running):
     """Checks one environment and gives the report."""
     runner, service = running
 
-    async def checked(section, items, episodes):
+    async def checked(section, items, episodes, scored):
         channel = open_channel(service.address, service.token)
         try:
-            return await check_environment(EnvironmentServiceStub(channel), Checked(EnvironmentSpec(**section), items, episodes))
+            return await check_environment(EnvironmentServiceStub(channel), Checked(EnvironmentSpec(**section), items, episodes, scored))
         finally:
             await channel.close()
 
-    return lambda section, items=({},), episodes=6: runner.run(checked(section, items, episodes))
+    return lambda section, items=({},), episodes=6, scored=False: runner.run(checked(section, items, episodes, scored))
 
 
 def world(expression):
@@ -164,16 +164,36 @@ def test_faults_that_a_policy_may_not_cause_are_problems(check):
 
 def test_an_episode_without_a_reward_is_a_problem(check):
     source = 'class Environment:\n    def reset(self, item, seed):\n        return "x"\n'
-    assert check({"source": source}).problems == [
-        "an episode ended without any reward, which masks its sample; return one from step() or reward()"
-    ]
+    (problem,) = check({"source": source}).problems
+    assert problem == (
+        "an episode ended without any reward, which masks its sample; return one from step() or reward(), or check with "
+        "--scored if the run has a [reward]"
+    )
+    assert check({"source": source}, scored=True).problems == []
+
+
+def mcp_server(method, path, body):
+    tools = [{"name": "add", "inputSchema": {"type": "object"}}]
+    results = {
+        "initialize": {"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": {"name": "sums"}},
+        "tools/list": {"tools": tools},
+        "tools/call": {"content": [{"type": "text", "text": "3"}]},
+    }
+    return {"jsonrpc": "2.0", "id": body.get("id"), "result": results.get(body["method"], {})}
+
+
+def test_an_mcp_server_need_not_give_rewards(check, serve_json):
+    service = f"mcp+{serve_json(mcp_server)}"
+    report = check({"service": service}, episodes=2)
+    assert (report.problems, report.rewards) == ([], None)
+    assert "a run with it needs a [reward]" in report.notes[0]
+    assert not any("[reward]" in note for note in check({"service": service}, episodes=2, scored=True).notes)
 
 
 def test_a_source_that_cannot_be_used_is_a_problem(check):
     report = check({"source": "class Environment:\n    pass\n"})
-    assert report.problems == [
-        "it cannot be used: the environment does not load: the source defines no class Environment with a method reset(item, seed)"
-    ]
+    (problem,) = report.problems
+    assert problem.startswith("it cannot be used: the environment does not load: the source defines no class Environment")
     assert report.document()["usable"] is False
 
 

@@ -175,6 +175,14 @@ async def test_a_server_that_is_busy_is_waited_for_unless_a_call_was_made(world,
     assert "open the episode again" in (await world.step(0, "", ("add", {"number": 1}), ("add", {"number": 2}))).reason
 
 
+@pytest.mark.parametrize("status", [502, 504])
+async def test_a_call_that_a_proxy_lost_is_not_made_again(world, fake, status):
+    await world.open()
+    fake.answers = [(status, b""), {"result": text("twice")}]
+    assert (await world.step(0, "", ("add", {"number": 1}))).status == ERROR
+    assert "open the episode again" in (await world.step(0, "", ("add", {"number": 1}))).reason
+
+
 GREETINGS = [{}, {**GREETING, "protocolVersion": "2099-01-01"}, {**GREETING, "capabilities": {}}]
 
 

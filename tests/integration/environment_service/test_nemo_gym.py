@@ -129,6 +129,8 @@ async def test_without_that_a_step_that_failed_loses_the_episode(world, turns):
     turns.answers["/step"] = [(429, b""), step(observation="on")]
     busy = await episode.step(1, "a")
     assert (busy.status, busy.is_away, (await episode.step(1, "a")).status) == (ERROR, True, OK)
+    turns.answers["/step"] = [(504, b""), step(observation="on")]
+    assert ((await episode.step(2, "a")).status, (await episode.step(2, "a")).status) == (ERROR, ERROR), "it may have been executed"
 
 
 async def test_tools_come_with_the_row_and_the_end_is_verified(world, tools):

@@ -27,6 +27,7 @@ from gradbus.v1.reward_pb2 import REWARD_STATUS_INVALID, REWARD_STATUS_OK
 from gradbus.v1.sample_pb2 import FINISH_REASON_STOP, SPAN_KIND_POLICY, SPAN_KIND_USER
 from gradbus.v1.task_pb2 import TaskKind
 from gradbus_rollout.engines.base import PromptGroup
+from gradbus_rollout.episodes import environment
 
 from .conftest import NEW_TOKENS
 
@@ -177,22 +178,38 @@ async def test_an_item_that_cannot_be_judged_is_not_tried_again(play):
     assert len(world.opened) == 6
 
 
-async def test_an_environment_that_is_away_is_waited_for_and_shown(play):
+async def test_an_environment_that_is_away_is_waited_for_and_shown_after_a_while(play, monkeypatch):
+    monkeypatch.setattr(environment, "_AWAY_SECONDS", 0.4)
     presence, shown = WorkerPresence(worker="worker", role="rollout", incarnation="1"), []
 
     def hook(world, request):
         if hasattr(request, "assistant"):
             return None
         shown.append((presence.trouble, presence.awaits_environment))
-        away = len(world.opened) < 8
+        away = len(world.opened) < 14
         return OpenResponse(status=ENVIRONMENT_STATUS_ERROR, reason="nobody listens at http://host", is_away=True) if away else None
 
     world = World(hook=hook)
     groups = await play(world, presence=presence)
     assert "FAILED" not in ends(groups)
+    assert shown[:6] == [("", False)] * 6, "it may come back"
     assert ("nobody listens at http://host", True) in shown
     assert (presence.trouble, presence.awaits_environment) == ("", False)
     assert {request.attempt for request in world.opened} == {0}
+
+
+async def test_an_episode_that_waits_while_others_are_played_is_no_trouble(play, monkeypatch):
+    monkeypatch.setattr(environment, "_AWAY_SECONDS", 0.0)
+    presence, shown = WorkerPresence(worker="worker", role="rollout", incarnation="1"), []
+
+    def hook(world, request):
+        shown.append((presence.trouble, presence.awaits_environment))
+        if len(world.opened) > 9 or hasattr(request, "assistant") or not request.episode_id.endswith(".1.2"):
+            return None
+        return OpenResponse(status=ENVIRONMENT_STATUS_ERROR, reason="no agent has claimed it", is_away=True, is_queued=True)
+
+    assert "FAILED" not in ends(await play(World(hook=hook), presence=presence))
+    assert set(shown) == {("", False)}
 
 
 @pytest.mark.parametrize(

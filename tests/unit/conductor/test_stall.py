@@ -58,11 +58,13 @@ async def test_an_engine_that_starts_is_told_at_once(monkeypatch):
 
 async def test_an_environment_that_answers_no_worker_is_told_after_a_while(monkeypatch):
     detector = StallDetector()
-    waits = worker("rollout-0", trouble="no agent has claimed an episode", awaits_environment=True)
+    waits = worker("rollout-0", trouble="no agent has claimed an episode", awaits_environment=True, claims=[4])
     assert detector.environment_failure([waits]) == "", "it may come back"
     monkeypatch.setattr(stall, "STALL_SECONDS", 0.0)
     assert detector.environment_failure([waits, waits]) == "no agent has claimed an episode"
+    assert detector.environment_failure([worker("rollout-1"), waits]) == "no agent has claimed an episode", "one is idle"
+    assert detector.environment_failure([waits.model_copy(update={"claims": []})]) != "", "it asks for the description, before any claim"
     assert detector.environment_failure([]) == "", "nobody asks"
     monkeypatch.setattr(stall, "STALL_SECONDS", 10.0)
-    assert detector.environment_failure([waits, worker("rollout-1")]) == "", "one has an answer"
+    assert detector.environment_failure([waits, worker("rollout-1", claims=[5])]) == "", "one has an answer"
     assert detector.environment_failure([waits]) == "", "since a moment ago"

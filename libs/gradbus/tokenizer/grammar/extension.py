@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Final
 
@@ -27,8 +28,8 @@ class _Part:
 class Extender:
     """Makes what follows the policy's turns."""
 
-    def __init__(self, frames: TemplateFrames, control: ControlTokens, end_ids: Collection[int], result_tokens: int) -> None:
-        """`end_ids` are the ids after which a turn needs no `frames.close`."""
+    def __init__(self, frames: TemplateFrames, control: ControlTokens, end_ids: Collection[int], result_tokens: int | None) -> None:
+        """`end_ids` are the ids after which a turn needs no `frames.close`. `result_tokens`: where a message is cut; None: nowhere."""
         self._frames = frames
         self._control = control
         self._end_ids = end_ids
@@ -57,15 +58,15 @@ class Extender:
         for message in messages:
             after = self._kind(message)
             yield from self._frame(self._frame_between(before, after), last, message)
-            content = cut(
-                self._control.as_text(message.content),
-                self._result_tokens,
-                self._control.encoding,
-                lambda text, kind=after: self._frames.written(kind, text),  # type: ignore[misc] # bound at once
-            )
+            content = self._content(after, self._control.as_text(message.content))
             yield _Part(self._frames.written(after, content), "tool" if message.role == "tool" else "user")
             before, last = after, message
         yield from self._frame(self._frame_between(before, "assistant"), last, None)
+
+    def _content(self, kind: Kind, text: str) -> str:
+        if self._result_tokens is None:
+            return text
+        return cut(text, self._result_tokens, self._control.encoding, partial(self._frames.written, kind))
 
     def _kind(self, message: ChatMessage) -> Kind:
         if message.role == "tool":

@@ -57,7 +57,7 @@ class TurnGrammar:
         """How calls are read."""
         self._reader = lru_cache(_MOST_READERS)(self._reader_of)
         ends = {token for token in stop_ids if not frames.end or self._is_control(token) or not self._spells_control(frames.end)}
-        self._extender = Extender(frames, control, ends, settings.result_tokens)
+        self._extender = Extender(frames, control, ends, None if settings.is_agent else settings.result_tokens)
 
     def encode_plain(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """Token ids `[P]` of messages without frames, one after the other, which are text alone."""

@@ -63,11 +63,15 @@ class StallDetector:
         self._answered_at = asyncio.get_running_loop().time()
 
     def environment_failure(self, rollouts: Sequence[WorkerPresence]) -> str:
-        """Why the run's environment does not answer, once no rollout has got an answer for `STALL_SECONDS`; else empty."""
+        """Why the run's environment does not answer, once no rollout with work has got an answer for `STALL_SECONDS`; else empty.
+
+        An idle rollout asks nothing, and says nothing of the environment.
+        """
         now = asyncio.get_running_loop().time()
-        if not rollouts or not all(worker.awaits_environment for worker in rollouts):
+        working = [worker for worker in rollouts if worker.awaits_environment or worker.claims or worker.evaluation_claims]
+        if not working or not all(worker.awaits_environment for worker in working):
             self._answered_at = now
-        return rollouts[0].trouble if rollouts and now - self._answered_at > STALL_SECONDS else ""
+        return working[0].trouble if working and now - self._answered_at > STALL_SECONDS else ""
 
     def reason(self, version: int, outstanding: int, blockers: Blockers) -> str:
         """Empty while the version or the number of outstanding groups changes; then what the run waits for, and how long.

@@ -20,6 +20,7 @@ from gradbus_environment.contract import Answer, Document
 
 _BOUNDS: Final = BodyBounds(8 << 20, 4096, "shorten its messages")
 MAX_VALUES: Final = 65_536
+_REFUSED: Final = frozenset({429, 503})
 
 _Read = TypeVar("_Read")
 
@@ -82,13 +83,19 @@ def json_object(response: HttpResponse) -> Document:
 
 
 def was_never_asked(error: Exception) -> bool:
-    """Whether the server was not found, or refused work for now: it is waited for."""
-    return isinstance(error, BusyServiceError) or isinstance(error.__cause__, ConnectError)
+    """Whether the server was not found, or refused the request unread, which may then be asked again whatever it does.
+
+    A proxy's 502 and 504 say nothing of that: the server may have done what was asked.
+    """
+    if isinstance(error, BusyServiceError):
+        return error.status in _REFUSED
+    return isinstance(error.__cause__, ConnectError)
 
 
 def failed_call(error: UserCodeError) -> Answer:
-    """The answer to a call that failed."""
-    return Answer.away(str(error)) if was_never_asked(error) else Answer.error(str(error))
+    """The answer to a call that failed. A server that is not found or refuses work for now is waited for."""
+    is_away = isinstance(error, BusyServiceError) or was_never_asked(error)
+    return Answer.away(str(error)) if is_away else Answer.error(str(error))
 
 
 def _encoded(asked: Any) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from gradbus.formats.tokens import pack_ids
 from gradbus.tokenizer.turns import ChatCall, ChatConversation, ChatMessage
@@ -17,6 +18,9 @@ from gradbus.v1.episode_pb2 import (
     Turn,
 )
 from gradbus_rollout.episodes.transcript import Transcript
+
+_MOST_SHOWN: Final = 65_536
+"""Characters of a message that a sample keeps: as many as the environment service passes on."""
 
 
 @dataclass(slots=True)
@@ -91,3 +95,11 @@ def said(answer: StepResponse | Turn) -> tuple[list[tuple[str, str]], float | No
     """What two answers to one turn have in common."""
     messages = [(message.role, message.content) for message in answer.messages]
     return messages, answer.reward if answer.HasField("reward") else None, answer.state_digest
+
+
+def shortened(content: str) -> str:
+    """A message as a sample keeps it for display: the ids are what is trained. An agent's may be of megabytes."""
+    if len(content) <= _MOST_SHOWN:
+        return content
+    kept = _MOST_SHOWN // 2 - 32
+    return f"{content[:kept]}\n[{len(content) - 2 * kept} characters cut]\n{content[-kept:]}"

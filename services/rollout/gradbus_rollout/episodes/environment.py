@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -38,6 +39,8 @@ _log = get_logger(__name__)
 _RETRY_SECONDS = 0.5
 _START_SECONDS = 60.0
 """Beyond the deadline of an answer: the service may have to start a process, or repeat the calls of a session that it lost."""
+_AWAY_SECONDS = 10.0
+"""So long one episode may be told that it is away while no other one has an answer, before the worker says so."""
 _CLOSE_SECONDS = 15.0
 """More than the service waits for the answer of a server."""
 _FAULTS = frozenset({StatusCode.INVALID_ARGUMENT, StatusCode.FAILED_PRECONDITION, StatusCode.INTERNAL, StatusCode.UNKNOWN})
@@ -55,6 +58,8 @@ class EnvironmentClient:
     presence: WorkerPresence
     trouble: str = ""
     """Why it is waited for; empty if it is not."""
+    away_since: float | None = None
+    """When a call was first told that it is away, with no answer to any call since; by the monotonic clock."""
 
     async def describe(self) -> DescribeResponse:
         """Tools and digest. Raises EnvironmentFaultError for an environment that cannot be used."""
@@ -104,17 +109,25 @@ class EnvironmentClient:
                 raise InvalidItemError(answer.reason or "the environment cannot judge this item")
             if not answer.is_away:
                 raise EnvironmentFaultError(answer.reason or "the environment failed and gave no reason; see its log")
-            await self._wait(answer.reason)
+            if isinstance(answer, OpenResponse) and answer.is_queued:
+                self._came_back()
+                await asyncio.sleep(_RETRY_SECONDS)
+            else:
+                await self._wait(answer.reason)
 
     async def _wait(self, reason: str) -> None:
-        """Waits a moment; the reason is shown until there is an answer."""
-        if not self.trouble:
-            _log.warning("environment_away", run_id=self.record.run_id, error=reason)
-        self.trouble = self.presence.trouble = reason
-        self.presence.awaits_environment = True
+        """Waits a moment. The reason is shown once no call has had an answer for some seconds, and until there is one."""
+        now = time.monotonic()
+        self.away_since = now if self.away_since is None else self.away_since
+        if now - self.away_since >= _AWAY_SECONDS:
+            if not self.trouble:
+                _log.warning("environment_away", run_id=self.record.run_id, error=reason)
+            self.trouble = self.presence.trouble = reason
+            self.presence.awaits_environment = True
         await asyncio.sleep(_RETRY_SECONDS)
 
     def _came_back(self) -> None:
+        self.away_since = None
         if self.trouble and self.presence.trouble == self.trouble:
             self.presence.trouble = ""
         self.trouble, self.presence.awaits_environment = "", False

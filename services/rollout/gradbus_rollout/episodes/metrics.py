@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import chain
 
 from gradbus.telemetry import PROCESS
-from gradbus.v1.sample_pb2 import SpanKind
-from gradbus_rollout.episodes.transcript import Transcript
+from gradbus.v1.sample_pb2 import Fork, Sample, SpanKind
 
 
-def count_episodes(transcripts: Iterable[Transcript]) -> None:
-    """Adds turns, further sequences, and tokens by author."""
+def count_episodes(samples: Iterable[Sample]) -> None:
+    """Adds turns, forks, and tokens by author."""
     turns = forks = 0
     tokens: Counter[SpanKind] = Counter()
-    for transcript in transcripts:
-        turns += len(transcript.turns)
-        forks += max(0, len(transcript.sequences) - 1)
-        for sequence in transcript.sequences:
-            for span in sequence.spans:
-                tokens[span.kind] += span.end - span.start
+    for sample in samples:
+        turns += len(sample.episode.turns)
+        forks += len(sample.forks)
+        sequences: list[Sample | Fork] = [sample, *sample.forks]
+        for span in chain.from_iterable(sequence.spans for sequence in sequences):
+            tokens[span.kind] += span.end - span.start
     PROCESS.count("gradbus.episode.turns", turns)
     PROCESS.count("gradbus.episode.forks", forks)
     for kind, number in tokens.items():

@@ -20,6 +20,7 @@ from gradbus.v1.group_pb2 import Group
 from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, FINISH_REASON_STOP, Fork
 from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
 from gradbus_rollout.engines.base import Completion, GroupCompletion, PromptGroup
+from gradbus_rollout.episodes.answers import shortened
 from gradbus_rollout.episodes.attempt import PlayerParts
 from gradbus_rollout.episodes.episode import EpisodeStart, PlayedEpisode
 from gradbus_rollout.episodes.metrics import count_episodes
@@ -66,8 +67,8 @@ class EpisodeSampler:
                 [_completions(prompt.key, episodes) for prompt, episodes in zip(prompts, played, strict=True)],
                 [[episode.transcript.times for episode in episodes] for episodes in played],
             )
-            count_episodes(episode.transcript for episodes in played for episode in episodes)
             groups = [self._filled(*of_group) for of_group in zip(headers, prompts, played, strict=True)]
+            count_episodes(sample for group in groups for sample in group.samples)
             await self._name_prompts(groups, ids)
         return groups
 
@@ -150,9 +151,11 @@ def _fork(sequence: TokenSequence) -> Fork:
 
 
 def _numbered(turns: Sequence[Turn], first: int) -> Iterator[Turn]:
-    """The turns, if the transcript's first sequence has this number in the sample."""
+    """The turns as they are stored, if the transcript's first sequence has this number in the sample."""
     for turn in turns:
         turn.sequence += first
+        for message in turn.messages:
+            message.content = shortened(message.content)
         yield turn
 
 

@@ -9,7 +9,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from gradbus.algorithms import SampleMarks, sequences
+from gradbus.algorithms import SampleMarks
 from gradbus.formats.tokens import ID_DTYPE, token_count
 from gradbus.v1.sample_pb2 import Fork, Sample
 from gradbus_trainer.step.batch import Origin, TrainSample
@@ -27,13 +27,16 @@ def _rows_of_sequences(whole: TrainSample, sample: Sample, group: int) -> list[T
 
     Raises ValueError for a fork without a prompt.
     """
-    parts = [part for part in sequences(sample) if part.token_ids]
-    ends = list(accumulate(token_count(part.token_ids) for part in parts))
-    origin = Origin(group, sample.n)
-    rows = [_row(whole, part, slice(start, end)) for part, start, end in zip(parts, [0, *ends], ends, strict=False)]
-    # The value after a sample that was cut off is that after its last token.
-    uncut = SampleMarks(best=whole.marks.best)
-    return [replace(row, origin=origin, marks=whole.marks if row is rows[-1] else uncut) for row in rows]
+    every: list[Sample | Fork] = [sample, *sample.forks]
+    parts = {number: part for number, part in enumerate(every) if part.token_ids}
+    ends = list(accumulate(token_count(part.token_ids) for part in parts.values()))
+    turns, uncut = sample.episode.turns, SampleMarks(best=whole.marks.best)
+    # The value after a sample that was cut off is that after its last turn, in whichever sequence that is.
+    last = turns[-1].sequence if turns else max(parts)
+    return [
+        replace(_row(whole, part, slice(start, end)), origin=Origin(group, sample.n), marks=whole.marks if number == last else uncut)
+        for (number, part), start, end in zip(parts.items(), [0, *ends], ends, strict=False)
+    ]
 
 
 def _row(whole: TrainSample, part: Sample | Fork, at: slice) -> TrainSample:

@@ -53,6 +53,14 @@ def test_a_conversation_may_have_no_tools_where_the_run_has_some(families, agent
     assert encoder.encode_conversation(history(1)) == agents("qwen").encode_conversation(history(1), TOOLS_JSON)
 
 
+def test_a_message_is_whole_after_a_turn_as_in_a_conversation(families, agents, turn_settings):
+    qwen, said = families("qwen"), ChatMessage("user", "".join(f"{n} " for n in range(1000, 3000)))
+    extension = agents("qwen").grammar.extension(qwen.end_id, [said])
+    assert said.content.strip() in qwen.tokenizer.decode(extension.token_ids)
+    cut = PromptEncoder(qwen.folder, PromptLimits(8), turns=turn_settings()).grammar.extension(qwen.end_id, [said])
+    assert len(cut.token_ids) < 1100 < len(extension.token_ids), "an environment's is cut"
+
+
 def test_a_call_is_given_with_an_object_of_arguments_or_with_their_text():
     (call,) = as_template_takes(ChatMessage("assistant", "", calls=(MUL,)))["tool_calls"]
     assert call == {"id": "c0.0", "type": "function", "function": {"name": "mul", "arguments": {"a": 2, "b": 3}}}

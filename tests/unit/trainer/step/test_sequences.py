@@ -110,6 +110,16 @@ def test_a_value_counts_after_the_last_sequence_that_was_cut_off(samples):
     assert [row.marks.best for row in found.rows] == [False] * 4 + [True] * 2
 
 
+def test_a_value_counts_after_the_last_turn_that_was_cut_off_in_whichever_sequence_it_is(samples):
+    """Turns 0 and 2 are the sample's own, its forks are of turns 1; of a sample with forks alone the first has the last turn."""
+    for sample, drawn in ((samples[1], (0, 1, 2, 0)), (samples[2], (2, 1))):
+        sample.finish_reason = FinishReason.FINISH_REASON_LENGTH
+        for sequence_ in drawn:
+            sample.episode.turns.add(sequence=sequence_)
+    found = decode(entry(samples), advantage="gae", truncated="bootstrap", filter="none")
+    assert [row.token_ids.tolist() for row in found.rows if row.marks.cut_off] == [[20, 21], [30]]
+
+
 def test_a_turn_has_its_own_advantage_in_its_sequence(samples):
     """Returns: 4 of the plain one; 4 and then 2 of the forked one, and 4 of its fork; 1 of the one with forks alone."""
     samples[0].episode.turns.add(start=0, end=3, reward=4.0)
