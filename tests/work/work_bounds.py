@@ -13,13 +13,15 @@ from typing import Final
 
 BOUNDS: Final[dict[str, float]] = {
     # Decoding its messages, advantage, mask and reward; finding and packing the prompts that samples share; its place in the attention.
-    "trainer: lines a sample": 82,
-    "trainer: calls a sample": 10,
+    # A sample may have several sequences: going through the one that it has, and keeping which sample a row is of, is fourteen lines.
+    "trainer: lines a sample": 97,
+    "trainer: calls a sample": 13,
     # Beside those of its samples: checking and decoding the entry, the group's advantages, its place in the frontier. The estimator of the
     # advantages is a function of its own beside the verdict: ten lines a group, none a sample. Each entry is asked for a teacher's
-    # log-probabilities and rows, and for marks of its samples: twelve lines a group, none a sample.
-    "trainer: lines a group of four": 533,
-    "trainer: calls a group of four": 113,
+    # log-probabilities and rows, and for marks of its samples: twelve lines a group, none a sample. Of its rows, which may be more than
+    # its samples, each keeps whose it is: fifteen lines a group, beside those of its samples.
+    "trainer: lines a group of four": 610,
+    "trainer: calls a group of four": 131,
     # Forward, loss, backward, clipping and AdamW of a model of one layer and 12 parameters, outside and inside our own operators. Short
     # groups are gathered into blocks and back: some forty operators a layer, for which each prompt is computed once.
     "trainer: operators a step of one layer": 620,
@@ -52,12 +54,13 @@ BOUNDS: Final[dict[str, float]] = {
     "rollout: messages a task": 4,
     # One SET NX for each of the task's two groups, in one round trip.
     "rollout: commands a task": 2,
-    # Its size and its place in the call of the scorer, its answer, its reward's part in the verdict.
-    "conductor: lines a sample": 49,
-    "conductor: calls a sample": 5,
+    # Its size and its place in the call of the scorer, its answer, its reward's part in the verdict. Going through its sequences is
+    # eight lines.
+    "conductor: lines a sample": 58,
+    "conductor: calls a sample": 7,
     # Beside those of its samples: its task, its place in the schedule, its entry, the verdict by the estimator.
-    "conductor: lines a group of four": 397,
-    "conductor: calls a group of four": 83,
+    "conductor: lines a group of four": 438,
+    "conductor: calls a group of four": 90,
     # The task with all four groups.
     "conductor: messages a step of four groups": 1,
     # One MGET and one call of the function that appends, which reads the term and for each group sets a bit, appends and deletes.
