@@ -49,7 +49,7 @@ ENVIRONMENTS = Board(
                     width=12,
                 ),
                 Panel(
-                    "Duration of a call",
+                    "Duration of an environment's call",
                     "A turn waits for so long, while the engine's place is free. Near `environment.step_seconds` calls begin to fail.",
                     [
                         Query(
