@@ -35,15 +35,12 @@ def agent_spec(game, steps):
     }
 
 
-class GuessingAgent:
-    """Plays until it is stopped. `dies`: the share of episodes that it leaves without a word."""
+class ClaimingAgent:
+    """Claims episodes and plays each by `episode`, until it is stopped."""
 
-    def __init__(self, url, key, run, dies=0.0, players=16):
-        self.url, self.headers, self.run = url, {"authorization": f"Bearer {key}"}, run
-        self.dies, self.players = dies, players
-        self.ended, self.outcomes, self.drawn, self.faults = [], [], 0, []
+    def __init__(self, url, key, run, players=16):
+        self.url, self.headers, self.run, self.players = url, {"authorization": f"Bearer {key}"}, run, players
         self.stopping = False
-        self.random = random.Random(0)
         self.thread = threading.Thread(target=lambda: asyncio.run(self.play()), daemon=True)
 
     def __enter__(self):
@@ -66,6 +63,15 @@ class GuessingAgent:
                     await self.episode(http, episode)
             except httpx2.TransportError:
                 await asyncio.sleep(0.1)  # the service comes with the run, and after its death
+
+
+class GuessingAgent(ClaimingAgent):
+    """Plays the game. `dies`: the share of episodes that it leaves without a word."""
+
+    def __init__(self, url, key, run, dies=0.0):
+        super().__init__(url, key, run)
+        self.dies, self.random = dies, random.Random(0)
+        self.ended, self.outcomes, self.drawn, self.faults = [], [], 0, []
 
     async def episode(self, http, episode):
         headers, letter, guesses = {"authorization": f"Bearer {episode['api_key']}"}, episode["item"]["letter"], 0

@@ -7,14 +7,12 @@ from typing import Final
 
 from gradbus.algorithms import MAX_REWARD
 from gradbus.errors import GradbusError
-from gradbus.sandbox.bounds import MAX_COMPONENTS, MAX_NAME
+from gradbus.sandbox.bounds import MAX_COMPONENT, MAX_COMPONENTS, MAX_NAME
 from gradbus.strict_json import is_unicode
 from gradbus.v1.episode_pb2 import Message
 from gradbus_environment.contract import Answer, Move
 from gradbus_environment.sandbox.world import MAX_MESSAGES, MAX_TEXTS, error_text
 
-MAX_COMPONENT: Final = 1e30
-"""Bound of a component's absolute value: sums stay finite."""
 _OPENING_ROLES: Final = ("system", "user", "assistant")
 _UNANSWERED: Final[Mapping[str, tuple[str, str]]] = {
     "malformed": ("malformed_call", "the text between the markers of a call is no call"),

@@ -16,9 +16,9 @@ from gradbus.aio.tasks import background
 from gradbus.buffer import open_buffer
 from gradbus.bus import Buckets, Bus
 from gradbus.control.condemned import CondemnedBlobs
-from gradbus.errors import SettingsError
 from gradbus.process import Process
 from gradbus.process.allocator import trim_memory
+from gradbus.process.listener import BACKLOG, listen
 from gradbus.rpc import open_channel
 from gradbus.telemetry import get_logger
 from gradbus.tokenizer.launcher import ForkServer
@@ -27,7 +27,7 @@ from gradbus_gateway.app import create_app
 from gradbus_gateway.auth.sessions import Sessions
 from gradbus_gateway.events.feeds import EventFeeds
 from gradbus_gateway.http.connection_table import ConnectionTable, within_open_files
-from gradbus_gateway.http.connections import bounded_protocol, close_slow_connections, set_socket_bounds
+from gradbus_gateway.http.connections import bounded_protocol, close_slow_connections
 from gradbus_gateway.http.tls_listener import TlsListener
 from gradbus_gateway.intake.model.run_models import RunModels
 from gradbus_gateway.intake.spec.intake import SpecIntake
@@ -43,14 +43,13 @@ from gradbus_gateway.settings import ConnectionLimits, GatewaySettings, Quotas
 
 _log = get_logger(__name__)
 _DRAIN_SECONDS = 5
-_BACKLOG = 2048
 _TRIM_SECONDS = 30.0
 """Between two returns of freed memory to the system: a crowd of clients leaves a hundred megabytes with the allocator."""
 
 
 async def serve(settings: GatewaySettings, process: Process) -> None:
     """Serves until the process is asked to stop. Raises SettingsError when the address is taken or the keys cannot be read."""
-    listener = _listen(settings.listen)
+    listener = listen(settings.listen, "GRADBUS_LISTEN")
     connections = ConnectionTable(within_open_files(ConnectionLimits()))
     async with open_gateway(settings, process.stopping) as gateway:
         https, app = settings.https, create_app(gateway, settings)
@@ -143,7 +142,7 @@ class _Server(uvicorn.Server):
         loop, context = asyncio.get_running_loop(), self.config.ssl
         for sock in sockets or []:
             if context is None:
-                self.servers.append(await loop.create_server(connect, sock=sock, backlog=_BACKLOG))
+                self.servers.append(await loop.create_server(connect, sock=sock, backlog=BACKLOG))
             else:
                 self.servers.append(cast("asyncio.Server", TlsListener(sock, connect, context, self._handshake_seconds)))
         self.started = True
@@ -152,14 +151,3 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Leaves signals to `gradbus.process`."""
         yield
-
-
-def _listen(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host.strip("[]"), int(port)), family=family, backlog=_BACKLOG)
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"cannot listen on {address} ({error}); set GRADBUS_LISTEN to a free address") from None
-    set_socket_bounds(listener)
-    return listener

@@ -9,9 +9,9 @@ from gradbus_agent.contract import Call, ChatMessage, ChatRequest, Document, Pol
 from gradbus_agent.dialects.base import Wish, event
 from gradbus_agent.dialects.fields import (
     MAX_MESSAGES,
-    MAX_TOOLS,
     check_absent,
     checked,
+    chosen_tools,
     flag,
     items,
     named,
@@ -54,14 +54,7 @@ class ChatCompletions:
                 pass
             case _:
                 raise unsupported("response_format", "ask for the format in a message, and check the text")
-        tools = items(body, "tools", MAX_TOOLS)
-        match body.get("tool_choice"):
-            case None | "auto":
-                pass
-            case "none":
-                tools = []
-            case _:
-                raise unsupported("tool_choice", 'send "auto" or "none"')
+        tools = chosen_tools(body)
         messages = [_message(one, at) for at, one in enumerate(items(body, "messages", MAX_MESSAGES))]
         request = ChatRequest(
             messages=checked(messages),

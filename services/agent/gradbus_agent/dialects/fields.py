@@ -67,6 +67,17 @@ def items(body: Document, name: str, most: int) -> list[Document]:
     return value
 
 
+def chosen_tools(body: Document) -> list[Document]:
+    """The tools that the policy may call, as both interfaces of OpenAI name them. Raises RefusalError if it must call a certain one."""
+    tools = items(body, "tools", MAX_TOOLS)
+    match body.get("tool_choice"):
+        case None | "auto":
+            return tools
+        case "none":
+            return []
+    raise unsupported("tool_choice", 'send "auto" or "none"')
+
+
 def text(value: object, what: str, kinds: tuple[str, ...] = ("text",)) -> str:
     """Content as text: a text, a list of parts of these kinds, or nothing. Raises RefusalError for an image and the like."""
     if value is None:

@@ -11,9 +11,9 @@ from gradbus_agent.dialects.base import Wish, event
 from gradbus_agent.dialects.chat_completions import ChatCompletions
 from gradbus_agent.dialects.fields import (
     MAX_MESSAGES,
-    MAX_TOOLS,
     check_absent,
     checked,
+    chosen_tools,
     flag,
     items,
     named,
@@ -52,14 +52,7 @@ class Responses:
                 pass
             case _:
                 raise unsupported("text.format", "ask for the format in a message, and check the text")
-        tools = items(body, "tools", MAX_TOOLS)
-        match body.get("tool_choice"):
-            case None | "auto":
-                pass
-            case "none":
-                tools = []
-            case _:
-                raise unsupported("tool_choice", 'send "auto" or "none"')
+        tools = chosen_tools(body)
         instructions = text(body.get("instructions"), "instructions")
         messages = [ChatMessage("system", instructions)] if instructions else []
         request = ChatRequest(

@@ -140,11 +140,6 @@ class Asks:
         while self.queue:
             _refuse(self.queue.popleft(), error)
 
-    @property
-    def are_none(self) -> bool:
-        """Whether nothing is asked: the agent acts next."""
-        return not self.queue and self.drawing is None
-
     def _of_key(self, mark: Mark) -> Ask | None:
         same = next((ask for ask in self._newest_first() if ask.mark.key == mark.key), None)
         if same is not None and same.mark.body != mark.body:

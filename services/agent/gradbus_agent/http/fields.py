@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from gradbus.algorithms import MAX_REWARD
-from gradbus.sandbox.bounds import MAX_COMPONENTS, MAX_NAME, MAX_REASON
+from gradbus.sandbox.bounds import MAX_COMPONENT, MAX_COMPONENTS, MAX_NAME, MAX_REASON
 from gradbus_agent.contract import Document, RefusalError, Verdict
 
 MAX_CAPACITY: Final = 256
 MAX_WAIT_SECONDS: Final = 60.0
-_MAX_COMPONENT: Final = 1e30
 
 
 def claim_of(body: Document) -> tuple[str, int, float]:
@@ -37,7 +36,7 @@ def verdict_of(body: Document, attempt: int) -> Verdict:
         reward = _number("reward", reward, MAX_REWARD)
     if not isinstance(components, dict) or len(components) > MAX_COMPONENTS:
         raise _wrong(f"components is no object of at most {MAX_COMPONENTS} numbers")
-    numbers = {_name(name): _number(f"the component {name[:80]!r}", value, _MAX_COMPONENT) for name, value in components.items()}
+    numbers = {_name(name): _number(f"the component {name[:80]!r}", value, MAX_COMPONENT) for name, value in components.items()}
     match body.get("status", "ok"):
         case "ok":
             if numbers and reward is None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import resource
-import socket
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Final
@@ -13,18 +11,15 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from gradbus.errors import SettingsError
+from gradbus.process.listener import listen, raise_open_files
 from gradbus.telemetry import get_logger
 
 _log = get_logger(__name__)
-_BACKLOG: Final = 2048
 _DRAIN_SECONDS: Final = 5
 _IDLE_SECONDS: Final = 60
 _HEAD_BYTES: Final = 32 << 10
 _HEAD_SECONDS: Final = 10.0
 _BODY_SECONDS: Final = 60.0
-_UNREAD_MILLISECONDS: Final = 60_000
-"""A client that is gone, or reads nothing of its answer for so long, loses its connection."""
 _OTHER_FILES: Final = 256
 
 
@@ -33,7 +28,7 @@ class HttpServer:
 
     def __init__(self, address: str, app: ASGIApp) -> None:
         """Raises SettingsError when the address is taken."""
-        self._listener = _listen(address)
+        self._listener = listen(address, "GRADBUS_HTTP_LISTEN")
         self._server = _Server(
             uvicorn.Config(
                 app,
@@ -128,21 +123,7 @@ class _BoundedConnection(HttpToolsProtocol):
         self._timer = self.loop.call_later(seconds, self.transport.close) if seconds else None
 
 
-def _listen(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host.strip("[]"), int(port)), family=family, backlog=_BACKLOG)
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"cannot listen on {address} ({error}); set GRADBUS_HTTP_LISTEN to a free address") from None
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # not on every system; connections inherit it
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _UNREAD_MILLISECONDS)
-    return listener
-
-
 def _most_connections() -> int:
     """Raises the limit on open files as far as this process may, and returns how many connections it allows."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    return 16_384 if most == resource.RLIM_INFINITY else max(16, min(16_384, most - _OTHER_FILES))
+    most = raise_open_files()
+    return 16_384 if most is None else max(16, min(16_384, most - _OTHER_FILES))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import resource
 from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from typing import Final, Protocol
 
+from gradbus.process.listener import raise_open_files
 from gradbus.telemetry.registry import RefusalCause
 from gradbus_gateway.settings import ConnectionLimits
 
@@ -16,9 +16,8 @@ _OTHER_FILES: Final = 256
 
 def within_open_files(limits: ConnectionLimits) -> ConnectionLimits:
     """Raises this process's limit on open files as far as it may, and returns `limits` with a total that it allows."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    if most == resource.RLIM_INFINITY:
+    most = raise_open_files()
+    if most is None:
         return limits
     room = max(1, (most - _OTHER_FILES) // 2)  # each connection may send or receive a file
     return limits.model_copy(update={"total": min(limits.total or room, room)})

@@ -6,7 +6,6 @@ They hold before a request reaches the application, so an unknown client costs n
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable
 from functools import partial
 from http import HTTPStatus
@@ -31,7 +30,6 @@ _PIECE_BYTES: Final = 64
 """A body in more than `_PIECES` pieces needs pieces of this size on average: each piece costs as much as a thousand bytes."""
 _LINGER_SECONDS: Final = 5.0
 """How long the rest of a body is discarded after its response: if it were not read, the client would see a reset and no response."""
-_UNSENT_BYTES: Final = 1 << 17
 Part = Literal["head", "body"]
 
 
@@ -45,15 +43,6 @@ async def close_slow_connections(table: ConnectionTable) -> None:
     now = asyncio.get_running_loop().time()
     for connection in table:
         connection.check(now)
-
-
-def set_socket_bounds(listener: socket.socket) -> None:
-    """Options that connections inherit: a client that is gone is noticed within a minute, and what it does not read stays small."""
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    wanted = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 60_000, "TCP_NOTSENT_LOWAT": _UNSENT_BYTES}
-    for name, value in wanted.items():
-        if hasattr(socket, name):  # not on every system
-            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 class BoundedConnection(HttpToolsProtocol):

@@ -17,14 +17,14 @@ from typing import Any
 from gradbus.algorithms import MAX_REWARD
 from gradbus.errors import GraderError, UserCodeError
 from gradbus.graders import Formula, GradeFunction, InvalidSampleError, ScoreResult, compiled_grader
-from gradbus.sandbox.bounds import MAX_COMPONENTS, MAX_NAME, MAX_REASON
+from gradbus.sandbox.bounds import MAX_COMPONENT, MAX_COMPONENTS, MAX_NAME, MAX_REASON
 from gradbus.sandbox.budget import ProcessBudget
 from gradbus.sandbox.process import SourceError
 from gradbus.spec import Grader, MultiGrader, PythonGrader
 from gradbus.v1 import reward_pb2
 from gradbus_reward.sandbox.pool import GradeCall, GraderPool, PoolSettings
 from gradbus_reward.sandbox.process import Row
-from gradbus_reward.scorers.results import MAX_COMPONENT, failed_results, grader_results
+from gradbus_reward.scorers.results import failed_results, grader_results
 from gradbus_reward.scorers.telemetry import grade_spans
 
 ATTEMPTS = 3

@@ -11,12 +11,10 @@ from gradbus.algorithms import MAX_REWARD
 from gradbus.errors import ScorerError
 from gradbus.graders import ScoreResult
 from gradbus.graders.result import STATUS
-from gradbus.sandbox.bounds import MAX_COMPONENTS, MAX_NAME, MAX_REASON
+from gradbus.sandbox.bounds import MAX_COMPONENT, MAX_COMPONENTS, MAX_NAME, MAX_REASON
 from gradbus.telemetry import PROCESS
 from gradbus.v1 import reward_pb2
 
-MAX_COMPONENT = 1e30
-"""Bound of a component's absolute value: the sum over any number of samples stays finite."""
 MAX_RESPONSE_BYTES = 8 << 20
 _BYTES_PER_SAMPLE = 16 << 10
 _RESULTS_PER_SAMPLE = 16

@@ -7,8 +7,8 @@ from typing import Any
 from gradbus_environment.answers import AnswerError, checked_reward, ok_answer, opening_messages, step_messages
 from gradbus_environment.contract import Answer, Document, Move
 from gradbus_environment.sandbox.world import MAX_TEXT, cut
-from gradbus_environment.worlds.nemo_gym.responses_api import messages_of, output_of, parameters_of, response_of, tools_of
-from gradbus_environment.worlds.nemo_gym.server import GymEpisode, GymServer, InvalidEpisodeError
+from gradbus_environment.worlds.nemo_gym.responses_api import output_of, parameters_of, response_of, row_of
+from gradbus_environment.worlds.nemo_gym.server import GymEpisode, GymServer
 
 
 class Gymnasium:
@@ -19,11 +19,7 @@ class Gymnasium:
 
     async def begin(self, episode: GymEpisode) -> Answer:
         """`/reset` with the row. What it observes follows the row's messages."""
-        try:
-            parameters = parameters_of(episode.item)
-            messages, tools = messages_of(parameters), tools_of(parameters)
-        except AnswerError as error:
-            raise InvalidEpisodeError(str(error)) from error
+        parameters, messages, tools = row_of(episode.item)
         said = await self._server.ask(episode, "/reset", {**episode.item, "responses_create_params": parameters})
         info = said["info"] if isinstance(said.get("info"), dict) else {}
         episode.is_repeatable = info.get("supports_step_idempotency") is True

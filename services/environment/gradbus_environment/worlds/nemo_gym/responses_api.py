@@ -8,9 +8,19 @@ from typing import Any, Final
 from gradbus_environment.answers import AnswerError
 from gradbus_environment.contract import Document, Move, ToolDescription
 from gradbus_environment.worlds.http import described_tools
+from gradbus_environment.worlds.nemo_gym.server import InvalidEpisodeError
 
 _ROLES: Final = {"developer": "system"}
 _TEXTS: Final = frozenset({"input_text", "output_text"})
+
+
+def row_of(item: Mapping[str, Any]) -> tuple[Document, list[Document], list[ToolDescription]]:
+    """Parameters, messages and tools of a row that begins an episode. Raises InvalidEpisodeError."""
+    try:
+        parameters = parameters_of(item)
+        return parameters, messages_of(parameters), tools_of(parameters)
+    except AnswerError as error:
+        raise InvalidEpisodeError(str(error)) from error
 
 
 def parameters_of(item: Mapping[str, Any]) -> Document:

@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from gradbus_environment.answers import AnswerError, checked_reward, ok_answer, opening_messages, step_messages
+from gradbus_environment.answers import checked_reward, ok_answer, opening_messages, step_messages
 from gradbus_environment.contract import Answer, Document, Move
 from gradbus_environment.sandbox.world import MAX_TEXT, cut, error_text
 from gradbus_environment.worlds.calls import arguments_of, executed_calls
-from gradbus_environment.worlds.nemo_gym.responses_api import messages_of, output_of, parameters_of, response_of, result_of, tools_of
+from gradbus_environment.worlds.nemo_gym.responses_api import output_of, parameters_of, response_of, result_of, row_of
 from gradbus_environment.worlds.nemo_gym.server import GymEpisode, GymFaultError, GymServer, InvalidEpisodeError
 
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,128}")
@@ -28,11 +28,7 @@ class GymTools:
 
     async def begin(self, episode: GymEpisode) -> Answer:
         """`/seed_session` with the row, whose messages and tools are the episode's."""
-        try:
-            parameters = parameters_of(episode.item)
-            messages, tools = messages_of(parameters), tools_of(parameters)
-        except AnswerError as error:
-            raise InvalidEpisodeError(str(error)) from error
+        parameters, messages, tools = row_of(episode.item)
         for tool in tools:
             if not _NAME.fullmatch(tool.name) or tool.name in _RESERVED:
                 raise InvalidEpisodeError(f"the row's tool {tool.name[:80]!r} has a name that no tool of Gym has; rename it")
