@@ -51,6 +51,8 @@ class SupervisedProcess:
         self.state: ProcessState = "stopped"
         self.started = 0.0
         """Unix time of the newest start, seconds."""
+        self.has_wrong_settings = False
+        """Whether the process before this one ended for that, as every later one will."""
         self.ended = ""
         """Why the process before this one ended."""
         self.memory = 0
@@ -125,7 +127,9 @@ class SupervisedProcess:
         if self._exceeded:
             held, limit = (f"{size / 1e9:.2f} GB" for size in (self._exceeded, self.memory))
             return f"killed: it held {held} of memory and may hold {limit}; raise its limit with `gradbus up --memory`"
-        return describe_exit(await process.wait())
+        status = await process.wait()
+        self.has_wrong_settings = status == os.EX_CONFIG
+        return describe_exit(status)
 
     async def _spawn(self) -> Process:
         program = self._program()

@@ -82,8 +82,11 @@ class Stack:
                 return
             crashes = {name: self._processes[name].restarts - before[name] for name in waiting}
             worst = max(crashes, key=crashes.__getitem__)
+            if wrong := next((name for name in waiting if self._processes[name].has_wrong_settings), None):
+                raise StackError(self._failure(f"{wrong} has a wrong setting", wrong))
             if crashes[worst] >= _MOST_CRASHES or time.monotonic() > deadline:
-                raise StackError(self._failure(worst, crashes[worst], seconds))
+                problem = f"ended {crashes[worst]} times" if crashes[worst] else f"did not get ready in {seconds:.0f} s"
+                raise StackError(self._failure(f"{worst} {problem}", worst))
             await asyncio.sleep(_PROBE_EVERY_SECONDS)
 
     async def __aenter__(self) -> Self:
@@ -207,8 +210,7 @@ class Stack:
             "stack.json", {"pid": os.getpid(), "started": self._started, "ready": self._ready, "url": self.url, "processes": processes}
         )
 
-    def _failure(self, name: str, crashes: int, seconds: float) -> str:
-        problem = f"{name} ended {crashes} times" if crashes else f"{name} did not get ready in {seconds:.0f} s"
+    def _failure(self, problem: str, name: str) -> str:
         tail = "\n".join(f"  {line}" for line in self.state.log_tail(name).splitlines())
         return f"{problem}; the end of its log:\n{tail}\nfix the error and start again; the whole log: {self.state.logs / f'{name}.log'}"
 

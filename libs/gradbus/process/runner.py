@@ -56,13 +56,13 @@ Settings = TypeVar("Settings", bound=ProcessSettings)
 
 
 def read_settings(name: str, kind: type[Settings]) -> Settings:
-    """The settings of the service `name`. A wrong one ends the process with status 1, after a log line that says what to do."""
+    """The settings of the service `name`. A wrong one ends the process with EX_CONFIG (78), after a log line that says what to do."""
     try:
         return kind()
     except SettingsError as error:
         configure_logging(name)
         _log.error("stopped", error=f"{type(error).__name__}: {error}")
-        sys.exit(1)
+        sys.exit(os.EX_CONFIG)
 
 
 def run_process(name: str, settings: ProcessSettings, main: Main, loop: Loop | None = None) -> int:

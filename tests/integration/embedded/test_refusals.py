@@ -46,6 +46,15 @@ async def test_a_service_that_dies_at_its_start_is_named_with_the_end_of_its_log
     assert {process.pid for process in stack.processes.values()} == {None}
 
 
+async def test_a_wrong_setting_ends_the_start_at_its_first_death(stack_config):
+    wrong = {"reward": {"GRADBUS_ALLOWED_HOSTS": "127.0.0.1"}}
+    stack = Stack(stack_config(command_overrides={"reward": [sys.executable, "-m", "gradbus_reward"]}, environment_overrides=wrong))
+    with pytest.raises(StackError, match=r"(?s)reward has a wrong setting.*GRADBUS_ALLOWED_HOSTS is not JSON"):
+        async with stack:
+            pass
+    assert stack.processes["reward"].restarts <= 1
+
+
 async def test_a_service_that_never_gets_ready_is_named(stack_config):
     stack = Stack(stack_config(command_overrides={"reward": ["sleep", "600"]}, ready_seconds=10.0))
     with pytest.raises(StackError, match="reward did not get ready"):

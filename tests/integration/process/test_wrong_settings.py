@@ -1,4 +1,4 @@
-"""A service that is started with a wrong setting says what to do in one line of its log, as JSON, and ends with status 1."""
+"""A service that is started with a wrong setting says what to do in one line of its log, as JSON, and ends with status 78 (EX_CONFIG)."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def test_a_wrong_setting_ends_a_service_with_a_line_that_says_what_to_do(role, w
     command = [sys.executable, "-m", ROLES[role].module]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     (line,) = map(json.loads, done.stderr.splitlines())
-    assert done.returncode == 1
+    assert done.returncode == os.EX_CONFIG
     assert (line["event"], line["level"], line["service"]) == ("stopped", "error", role)
     assert line["error"].startswith(f"SettingsError: {variable}")
     assert advice in line["error"]
