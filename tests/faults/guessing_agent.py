@@ -66,16 +66,17 @@ class ClaimingAgent:
 
 
 class GuessingAgent(ClaimingAgent):
-    """Plays the game. `dies`: the share of episodes that it leaves without a word."""
+    """Plays the game. `dies`: the share of episodes that it leaves without a word. `told`: ids of the turns of episodes that it ended."""
 
     def __init__(self, url, key, run, dies=0.0):
         super().__init__(url, key, run)
         self.dies, self.random = dies, random.Random(0)
         self.ended, self.outcomes, self.drawn, self.faults = [], [], 0, []
+        self.told = {}
 
     async def episode(self, http, episode):
         headers, letter, guesses = {"authorization": f"Bearer {episode['api_key']}"}, episode["item"]["letter"], 0
-        messages, said = [{"role": "user", "content": episode["item"]["prompt"]}], None
+        messages, said, told = [{"role": "user", "content": episode["item"]["prompt"]}], None, []
         while said != letter and guesses < episode["limits"]["max_turns"]:
             body = {"model": episode["model"], "messages": messages}
             answer = await http.post(f"{episode['base_url']}/chat/completions", json=body, headers=headers)
@@ -87,10 +88,12 @@ class GuessingAgent(ClaimingAgent):
             answer = answer.json()
             self.outcomes.append(answer["gradbus"]["outcome"])
             self.drawn += answer["usage"]["completion_tokens"]
+            told.append(tuple(answer["choices"][0]["token_ids"]))
             said, guesses = answer["choices"][0]["message"]["content"], guesses + 1
             messages = [*messages, {"role": "assistant", "content": said}, {"role": "user", "content": "<" if letter < said else ">"}]
             if self.random.random() < self.dies:
                 return
         end = {"attempt": episode["attempt"], "reward": 1.0 - 0.1 * guesses, "components": {"found": float(said == letter)}}
         path = f"{episode['base_url']}/agent/episodes/{episode['episode']}/end"
+        self.told.setdefault(episode["episode"], []).append(told)
         self.ended.append((await http.post(path, json=end, headers=headers)).status_code)

@@ -139,12 +139,14 @@ METHODS: Final[Mapping[str, Mapping[str, Roles]]] = {
         "gradbus.v1.EnvironmentService/Open": ("rollout",),
         "gradbus.v1.EnvironmentService/Step": ("rollout",),
         "gradbus.v1.EnvironmentService/Close": ("rollout",),
+        "gradbus.v1.EnvironmentService/KeepAlive": ("rollout",),
     },
     "agent": {
         "gradbus.v1.EnvironmentService/Describe": ("rollout",),
         "gradbus.v1.EnvironmentService/Open": ("rollout",),
         "gradbus.v1.EnvironmentService/Step": ("rollout",),
         "gradbus.v1.EnvironmentService/Close": ("rollout",),
+        "gradbus.v1.EnvironmentService/KeepAlive": ("rollout",),
     },
     "reference": {"gradbus.v1.ReferenceService/LogProbs": ("conductor",), "gradbus.v1.RewardService/Score": ("conductor",)},
 }

@@ -63,7 +63,7 @@ class DescribeResponse(_message.Message):
     def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., determinism: _Optional[_Union[Determinism, str]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tools_by_conversation: bool = ...) -> None: ...
 
 class OpenRequest(_message.Message):
-    __slots__ = ("run_id", "environment_json", "episode_id", "attempt", "item_json", "seed", "traceparent", "player")
+    __slots__ = ("run_id", "environment_json", "episode_id", "attempt", "item_json", "seed", "traceparent", "player", "worker")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENT_JSON_FIELD_NUMBER: _ClassVar[int]
     EPISODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class OpenRequest(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     PLAYER_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     environment_json: str
     episode_id: str
@@ -80,7 +81,8 @@ class OpenRequest(_message.Message):
     seed: int
     traceparent: str
     player: str
-    def __init__(self, run_id: _Optional[str] = ..., environment_json: _Optional[str] = ..., episode_id: _Optional[str] = ..., attempt: _Optional[int] = ..., item_json: _Optional[str] = ..., seed: _Optional[int] = ..., traceparent: _Optional[str] = ..., player: _Optional[str] = ...) -> None: ...
+    worker: str
+    def __init__(self, run_id: _Optional[str] = ..., environment_json: _Optional[str] = ..., episode_id: _Optional[str] = ..., attempt: _Optional[int] = ..., item_json: _Optional[str] = ..., seed: _Optional[int] = ..., traceparent: _Optional[str] = ..., player: _Optional[str] = ..., worker: _Optional[str] = ...) -> None: ...
 
 class Conversation(_message.Message):
     __slots__ = ("messages", "tools_json")
@@ -91,7 +93,7 @@ class Conversation(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[_episode_pb2.Message, _Mapping]]] = ..., tools_json: _Optional[str] = ...) -> None: ...
 
 class OpenResponse(_message.Message):
-    __slots__ = ("status", "reason", "session", "messages", "state_digest", "is_away", "conversation", "max_new_tokens", "is_queued")
+    __slots__ = ("status", "reason", "session", "messages", "state_digest", "is_away", "conversation", "max_new_tokens", "is_queued", "recorded")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -101,6 +103,7 @@ class OpenResponse(_message.Message):
     CONVERSATION_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     IS_QUEUED_FIELD_NUMBER: _ClassVar[int]
+    RECORDED_FIELD_NUMBER: _ClassVar[int]
     status: EnvironmentStatus
     reason: str
     session: str
@@ -110,7 +113,8 @@ class OpenResponse(_message.Message):
     conversation: Conversation
     max_new_tokens: int
     is_queued: bool
-    def __init__(self, status: _Optional[_Union[EnvironmentStatus, str]] = ..., reason: _Optional[str] = ..., session: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[_episode_pb2.Message, _Mapping]]] = ..., state_digest: _Optional[str] = ..., is_away: bool = ..., conversation: _Optional[_Union[Conversation, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., is_queued: bool = ...) -> None: ...
+    recorded: AssistantTurn
+    def __init__(self, status: _Optional[_Union[EnvironmentStatus, str]] = ..., reason: _Optional[str] = ..., session: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[_episode_pb2.Message, _Mapping]]] = ..., state_digest: _Optional[str] = ..., is_away: bool = ..., conversation: _Optional[_Union[Conversation, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., is_queued: bool = ..., recorded: _Optional[_Union[AssistantTurn, _Mapping]] = ...) -> None: ...
 
 class DrawnTokens(_message.Message):
     __slots__ = ("prompt_tokens", "token_ids", "logprobs", "version_first", "version_last")
@@ -139,23 +143,25 @@ class AssistantTurn(_message.Message):
     def __init__(self, text: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[_episode_pb2.ToolCall, _Mapping]]] = ..., finish: _Optional[str] = ..., drawn: _Optional[_Union[DrawnTokens, _Mapping]] = ...) -> None: ...
 
 class StepRequest(_message.Message):
-    __slots__ = ("run_id", "session", "turn", "assistant", "is_last", "end_reason")
+    __slots__ = ("run_id", "session", "turn", "assistant", "is_last", "end_reason", "refused")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
     ASSISTANT_FIELD_NUMBER: _ClassVar[int]
     IS_LAST_FIELD_NUMBER: _ClassVar[int]
     END_REASON_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     session: str
     turn: int
     assistant: AssistantTurn
     is_last: bool
     end_reason: str
-    def __init__(self, run_id: _Optional[str] = ..., session: _Optional[str] = ..., turn: _Optional[int] = ..., assistant: _Optional[_Union[AssistantTurn, _Mapping]] = ..., is_last: bool = ..., end_reason: _Optional[str] = ...) -> None: ...
+    refused: int
+    def __init__(self, run_id: _Optional[str] = ..., session: _Optional[str] = ..., turn: _Optional[int] = ..., assistant: _Optional[_Union[AssistantTurn, _Mapping]] = ..., is_last: bool = ..., end_reason: _Optional[str] = ..., refused: _Optional[int] = ...) -> None: ...
 
 class StepResponse(_message.Message):
-    __slots__ = ("status", "reason", "messages", "reward", "components", "done", "state_digest", "is_away", "after_turn", "conversation", "max_new_tokens")
+    __slots__ = ("status", "reason", "messages", "reward", "components", "done", "state_digest", "is_away", "after_turn", "conversation", "max_new_tokens", "recorded")
     class ComponentsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -174,6 +180,7 @@ class StepResponse(_message.Message):
     AFTER_TURN_FIELD_NUMBER: _ClassVar[int]
     CONVERSATION_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    RECORDED_FIELD_NUMBER: _ClassVar[int]
     status: EnvironmentStatus
     reason: str
     messages: _containers.RepeatedCompositeFieldContainer[_episode_pb2.Message]
@@ -185,7 +192,8 @@ class StepResponse(_message.Message):
     after_turn: int
     conversation: Conversation
     max_new_tokens: int
-    def __init__(self, status: _Optional[_Union[EnvironmentStatus, str]] = ..., reason: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[_episode_pb2.Message, _Mapping]]] = ..., reward: _Optional[float] = ..., components: _Optional[_Mapping[str, float]] = ..., done: bool = ..., state_digest: _Optional[str] = ..., is_away: bool = ..., after_turn: _Optional[int] = ..., conversation: _Optional[_Union[Conversation, _Mapping]] = ..., max_new_tokens: _Optional[int] = ...) -> None: ...
+    recorded: AssistantTurn
+    def __init__(self, status: _Optional[_Union[EnvironmentStatus, str]] = ..., reason: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[_episode_pb2.Message, _Mapping]]] = ..., reward: _Optional[float] = ..., components: _Optional[_Mapping[str, float]] = ..., done: bool = ..., state_digest: _Optional[str] = ..., is_away: bool = ..., after_turn: _Optional[int] = ..., conversation: _Optional[_Union[Conversation, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., recorded: _Optional[_Union[AssistantTurn, _Mapping]] = ...) -> None: ...
 
 class CloseRequest(_message.Message):
     __slots__ = ("run_id", "session")
@@ -196,5 +204,15 @@ class CloseRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., session: _Optional[str] = ...) -> None: ...
 
 class CloseResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class KeepAliveRequest(_message.Message):
+    __slots__ = ("worker",)
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    def __init__(self, worker: _Optional[str] = ...) -> None: ...
+
+class KeepAliveResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -55,6 +55,11 @@ class EnvironmentServiceStub(object):
                 request_serializer=gradbus_dot_v1_dot_environment__service__pb2.CloseRequest.SerializeToString,
                 response_deserializer=gradbus_dot_v1_dot_environment__service__pb2.CloseResponse.FromString,
                 _registered_method=True)
+        self.KeepAlive = channel.unary_unary(
+                '/gradbus.v1.EnvironmentService/KeepAlive',
+                request_serializer=gradbus_dot_v1_dot_environment__service__pb2.KeepAliveRequest.SerializeToString,
+                response_deserializer=gradbus_dot_v1_dot_environment__service__pb2.KeepAliveResponse.FromString,
+                _registered_method=True)
 
 
 class EnvironmentServiceServicer(object):
@@ -86,6 +91,13 @@ class EnvironmentServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def KeepAlive(self, request, context):
+        """Answered late, and called again at once, as long as the worker lives. When its connection ends, the worker is gone.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_EnvironmentServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -108,6 +120,11 @@ def add_EnvironmentServiceServicer_to_server(servicer, server):
                     servicer.Close,
                     request_deserializer=gradbus_dot_v1_dot_environment__service__pb2.CloseRequest.FromString,
                     response_serializer=gradbus_dot_v1_dot_environment__service__pb2.CloseResponse.SerializeToString,
+            ),
+            'KeepAlive': grpc.unary_unary_rpc_method_handler(
+                    servicer.KeepAlive,
+                    request_deserializer=gradbus_dot_v1_dot_environment__service__pb2.KeepAliveRequest.FromString,
+                    response_serializer=gradbus_dot_v1_dot_environment__service__pb2.KeepAliveResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -219,6 +236,33 @@ class EnvironmentService(object):
             '/gradbus.v1.EnvironmentService/Close',
             gradbus_dot_v1_dot_environment__service__pb2.CloseRequest.SerializeToString,
             gradbus_dot_v1_dot_environment__service__pb2.CloseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def KeepAlive(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/gradbus.v1.EnvironmentService/KeepAlive',
+            gradbus_dot_v1_dot_environment__service__pb2.KeepAliveRequest.SerializeToString,
+            gradbus_dot_v1_dot_environment__service__pb2.KeepAliveResponse.FromString,
             options,
             channel_credentials,
             insecure,

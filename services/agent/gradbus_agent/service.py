@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from gradbus.access.keyring import Keyring
 from gradbus.process import Process
-from gradbus.rpc import RpcServer
+from gradbus.rpc import LiveCallers, RpcServer
 from gradbus.spec.sections import EnvironmentSpec
 from gradbus.v1 import environment_service_pb2 as pb
 from gradbus.v1.environment_service_pb2_grpc import EnvironmentServiceServicer, add_EnvironmentServiceServicer_to_server
@@ -31,7 +31,9 @@ _CLAIM_SECONDS: Final = 20.0
 _RESPONSE_SECONDS: Final = 0.5  # of the caller's deadline, for the way back
 _WAIT_SECONDS: Final = 60.0
 """Of a caller without a deadline."""
-_SWEEP_SECONDS: Final = 5.0
+_SWEEP_SECONDS: Final = 1.0
+_LOST_SECONDS: Final = 3.0
+"""A rollout worker whose connection ended is gone if it does not come back so soon."""
 _DIGEST: Final = "agent"
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -40,9 +42,10 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class AgentService(EnvironmentServiceServicer):
     """An agent as an environment: it asks, and the policy's turns are its answers."""
 
-    def __init__(self, registry: Registry, agents: Agents, public_url: str) -> None:
+    def __init__(self, registry: Registry, agents: Agents, live: LiveCallers, public_url: str) -> None:
         self._registry = registry
         self._agents = agents
+        self._live = live
         self._public_url = public_url
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:  # noqa: N802 - named by gRPC
@@ -63,7 +66,8 @@ class AgentService(EnvironmentServiceServicer):
         except ValueError as error:
             return open_response("", Reply.error(str(error)))
         opening = Opening(request.run_id, request.episode_id, request.attempt, request.player, request.item_json or "{}", section)
-        found = self._registry.open(opening)
+        self._live.note(request.worker)
+        found = self._registry.open(opening, request.worker)
         session, reply = "", found if isinstance(found, Reply) else Reply()
         if isinstance(found, AgentEpisode):
             session = found.session
@@ -89,6 +93,11 @@ class AgentService(EnvironmentServiceServicer):
         if episode is not None:
             self._registry.close(episode, "its rollout worker closed it")
         return pb.CloseResponse()
+
+    async def KeepAlive(self, request: pb.KeepAliveRequest, context: Context) -> pb.KeepAliveResponse:  # noqa: ARG002, N802
+        """See the proto."""
+        await self._live.hold(request.worker)
+        return pb.KeepAliveResponse()
 
     async def _opened(self, episode: AgentEpisode, seconds: float) -> Reply:
         until = time.monotonic() + seconds
@@ -157,16 +166,17 @@ def _seconds(context: Context) -> float:
 
 async def serve(settings: AgentSettings, process: Process) -> None:
     """Serves until the process is asked to stop. Raises SettingsError when an address is taken or the keys cannot be read."""
-    registry, agents = Registry(), Agents(settings.addresses)
+    registry, agents, live = Registry(), Agents(settings.addresses), LiveCallers(_LOST_SECONDS)
     public_url = settings.public_url.rstrip("/")
     http = HttpServer(settings.http_listen, create_app(Endpoint(registry, Keyring(settings.api_keys_file), public_url)))
     server = RpcServer(settings.rpc)
-    add_EnvironmentServiceServicer_to_server(AgentService(registry, agents, public_url), server.server)
+    add_EnvironmentServiceServicer_to_server(AgentService(registry, agents, live, public_url), server.server)
     await server.start()
     async with http.serving() as serving:
         process.ready = True
         stopping = asyncio.create_task(process.stopping.wait(), name="stopping")
         while not (stopping.done() or serving.done()):
+            registry.lose(live.take_gone())
             registry.close_idle(settings.session_seconds)
             await agents.keep(registry.addresses)
             await asyncio.wait({stopping, serving}, timeout=_SWEEP_SECONDS, return_when=asyncio.FIRST_COMPLETED)
@@ -174,5 +184,6 @@ async def serve(settings: AgentSettings, process: Process) -> None:
         registry.close_all()
     if not process.stopping.is_set():
         raise RuntimeError("the HTTP server ended by itself; the process ends too, to be started again")
+    live.end()
     await server.stop()
     await agents.keep(())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Container
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -48,6 +48,10 @@ class Registry:
             return
         async with _used(run):
             yield run
+
+    async def close_lost(self, workers: Container[str]) -> None:
+        """Closes the sessions of workers that are gone."""
+        await asyncio.gather(*(run.close_lost(workers) for run in list(self._runs.values())))
 
     async def close_idle(self) -> bool:
         """Closes idle sessions, then the environments of runs without sessions and calls. Returns whether there were such runs."""

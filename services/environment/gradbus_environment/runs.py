@@ -6,6 +6,7 @@ import asyncio
 import secrets
 import time
 from collections import OrderedDict
+from collections.abc import Container
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -32,6 +33,8 @@ class OpenSession:
     last: Answer | None = None
     """Answer to the newest move."""
     used: float = field(default_factory=time.monotonic)
+    worker: str = ""
+    """The process that plays it; empty: nothing is known of its life."""
 
 
 @dataclass(slots=True)
@@ -67,14 +70,17 @@ class OpenRun:
         """Whether the session is one of this run."""
         return session in self._sessions
 
-    async def open(self, opening: Opening, seconds: float) -> tuple[str, Answer]:
+    async def open(self, opening: Opening, seconds: float, worker: str = "") -> tuple[str, Answer]:
         """The session and its first answer. The same opening again finds both as they are; a newer attempt closes the older session."""
         episode = opening.key
         shared = self._opening.setdefault(episode, _SharedLock())
         shared.users += 1
         try:
             async with shared.lock:
-                return await self._open(opening, seconds)
+                session, answer = await self._open(opening, seconds)
+                if session:
+                    self._sessions[session].worker = worker
+                return session, answer
         finally:
             shared.users -= 1
             if not shared.users:
@@ -123,6 +129,13 @@ class OpenRun:
             run_id = self._sessions[idle[0]].session.opening.run_id
             _log.info("sessions_idle", run_id=run_id, sessions=len(idle), seconds=seconds)
         await asyncio.gather(*map(self.close, idle))
+
+    async def close_lost(self, workers: Container[str]) -> None:
+        """Closes the sessions of workers that are gone."""
+        lost = [name for name, entry in self._sessions.items() if entry.worker in workers]
+        if lost:
+            _log.info("worker_gone", run_id=self._sessions[lost[0]].session.opening.run_id, sessions=len(lost))
+        await asyncio.gather(*map(self.close, lost))
 
     async def end(self) -> None:
         """Closes all sessions and frees the environment."""

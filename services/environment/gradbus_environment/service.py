@@ -13,7 +13,7 @@ import grpc
 from gradbus.errors import UserCodeError
 from gradbus.process import Process
 from gradbus.process.limits import return_memory
-from gradbus.rpc import RpcServer
+from gradbus.rpc import LiveCallers, RpcServer
 from gradbus.telemetry import get_logger
 from gradbus.v1 import environment_service_pb2 as pb
 from gradbus.v1.environment_service_pb2_grpc import EnvironmentServiceServicer, add_EnvironmentServiceServicer_to_server
@@ -29,6 +29,8 @@ _log = get_logger(__name__)
 _RESPONSE_SECONDS = 0.2  # of the caller's deadline, for the way back
 _WAIT_SECONDS = 60.0
 """Of a caller without a deadline: for a child, beside the call itself."""
+_LOST_SECONDS = 20.0
+"""A rollout worker whose connection ended is gone if it does not come back so soon."""
 _DESCRIBE_SECONDS = 60.0  # to start a child, or for a server that is still starting
 _PROBE = "class Environment:\n    def reset(self, item, seed):\n        pass\n"
 
@@ -38,8 +40,9 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class EnvironmentService(EnvironmentServiceServicer):
     """Opens, steps and closes sessions. A failure of an environment is an answer, never a failed call, but for Describe."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, live: LiveCallers) -> None:
         self._registry = registry
+        self._live = live
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:  # noqa: N802 - named by gRPC
         """See the proto."""
@@ -58,8 +61,9 @@ class EnvironmentService(EnvironmentServiceServicer):
         """See the proto."""
 
         async def opened(run: OpenRun, seconds: float) -> tuple[str, Answer]:
-            return await run.open(opening_of(request), seconds)
+            return await run.open(opening_of(request), seconds, request.worker)
 
+        self._live.note(request.worker)
         try:
             async with self._registry.use(request.run_id, request.environment_json) as run:
                 session, answer = await _answered("open", run, context, opened)
@@ -88,6 +92,11 @@ class EnvironmentService(EnvironmentServiceServicer):
                 await run.close(request.session)
         count_answer("close", "ok")
         return pb.CloseResponse()
+
+    async def KeepAlive(self, request: pb.KeepAliveRequest, context: Context) -> pb.KeepAliveResponse:  # noqa: ARG002, N802
+        """See the proto."""
+        await self._live.hold(request.worker)
+        return pb.KeepAliveResponse()
 
 
 async def _answered(
@@ -123,16 +132,18 @@ async def serve(settings: EnvironmentSettings, process: Process) -> None:
     if settings.python_environments:
         await _log_confinement(allow_network=settings.allow_unisolated_network)
     registry = Registry(settings.worlds, max_children=settings.max_children, session_seconds=settings.session_seconds)
-    server = RpcServer(settings.rpc)
-    add_EnvironmentServiceServicer_to_server(EnvironmentService(registry), server.server)
+    server, live = RpcServer(settings.rpc), LiveCallers(_LOST_SECONDS)
+    add_EnvironmentServiceServicer_to_server(EnvironmentService(registry, live), server.server)
     await server.start()
     process.ready = True
     while not process.stopping.is_set():
+        await registry.close_lost(live.take_gone())
         if await registry.close_idle():
             await asyncio.to_thread(return_memory)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(IDLE_SECONDS / 4):
                 await process.stopping.wait()
+    live.end()
     await server.stop()
     await registry.end()
 

@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from gradbus.aio.tasks import background
 from gradbus.aio.threads import in_run_thread
 from gradbus.bus import Bucket, Buckets
 from gradbus.control.runs import RunRecord, RunStatus
@@ -126,6 +127,7 @@ class RolloutService:
         channel = open_channel(address, settings.rpc_token.get_secret_value(), settings.identity)
         opened.push_async_callback(channel.close)
         client = EnvironmentClient(EnvironmentServiceStub(channel), address, record, heartbeat.presence)
+        await opened.enter_async_context(background(client.keep_alive(), "keep alive"))
         description = await client.describe()
         if record.spec.deterministic and description.determinism != DETERMINISM_SEEDED:
             raise EnvironmentFaultError(

@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from gradbus.formats.tokens import pack_ids, unpack_ids, unpack_logprobs
+from gradbus.formats.tokens import pack_ids, pack_logprobs, unpack_ids, unpack_logprobs
 from gradbus.ids import asked_turn_seed, digest_of
 from gradbus.telemetry import Metrics
 from gradbus.v1.environment_service_pb2 import (
     ENVIRONMENT_STATUS_OK,
     ENVIRONMENT_STATUS_UNKNOWN_SESSION,
+    AssistantTurn,
     CloseResponse,
     Conversation,
     DescribeResponse,
@@ -22,7 +23,7 @@ from gradbus.v1.environment_service_pb2 import (
     StepResponse,
 )
 from gradbus.v1.environment_service_pb2_grpc import EnvironmentServiceServicer
-from gradbus.v1.episode_pb2 import EndReason, Message
+from gradbus.v1.episode_pb2 import END_REASON_ENVIRONMENT_DONE, EndReason, Message
 from gradbus.v1.reward_pb2 import REWARD_STATUS_INVALID, REWARD_STATUS_OK
 from gradbus.v1.sample_pb2 import SPAN_KIND_POLICY, SPAN_KIND_USER
 from gradbus_rollout.engines.base import PromptGroup
@@ -60,6 +61,8 @@ class Agent(EnvironmentServiceServicer):
     first: str | Callable[[str], str] = "ab"
     script_of: Callable[[str], list] | None = None
     first_most: int = 0
+    recorded_of: Callable[[str], list] = lambda episode: []
+    """Turns that another worker drew."""
     lose: Callable[[object], bool] = lambda request: False
     opened: list = field(default_factory=list)
     told: dict = field(default_factory=dict)
@@ -73,19 +76,29 @@ class Agent(EnvironmentServiceServicer):
         session = f"{request.episode_id}/{request.attempt}"
         self.told[session] = []
         first = self.first if isinstance(self.first, str) else self.first(request.episode_id)
-        asked = Conversation(messages=users(first))
-        return OpenResponse(status=ENVIRONMENT_STATUS_OK, session=session, conversation=asked, max_new_tokens=self.first_most)
+        asked, drawn = Conversation(messages=users(first)), self.recorded_of(request.episode_id)[:1]
+        return OpenResponse(
+            status=ENVIRONMENT_STATUS_OK,
+            session=session,
+            conversation=asked,
+            max_new_tokens=self.first_most,
+            recorded=drawn[0] if drawn else None,
+        )
 
     async def Step(self, request, context):  # noqa: N802 - named by gRPC
         if self.lose(request):
             return StepResponse(status=ENVIRONMENT_STATUS_UNKNOWN_SESSION)
         told = self.told[request.session]
-        assert request.turn == len(told), "no turn is repeated"
+        assert request.turn == len(told) - request.refused, "no turn is repeated"
         told.append(request)
         script = self.script_of(request.session.partition("/")[0]) if self.script_of else self.script
         if request.is_last or len(told) > len(script):
             return StepResponse(status=ENVIRONMENT_STATUS_OK, done=True, reward=1.0)
-        return script[len(told) - 1]
+        reply, drawn = StepResponse(), self.recorded_of(request.session.partition("/")[0])
+        reply.CopyFrom(script[len(told) - 1])
+        if len(drawn) > len(told):
+            reply.recorded.CopyFrom(drawn[len(told)])
+        return reply
 
     async def Close(self, request, context):  # noqa: N802 - named by gRPC
         return CloseResponse()
@@ -278,15 +291,84 @@ async def test_an_agent_may_want_fewer_tokens_and_goes_on_after_a_turn_that_thes
     assert NEW_TOKENS > 2
 
 
-async def test_a_conversation_that_does_not_fit_the_context_ends_the_episode(play):
-    agent = Agent([conversation("a" * 80)])
+LONG = "a" * 80
+
+
+def refusals(agent):
+    """What is told of requests that had no room: (turn, refused, is_last), by episode."""
+    found = [[one for one in told if one.assistant.finish == "none"] for told in agent.told.values()]
+    return [[(one.turn, one.refused, one.is_last) for one in refused] for refused in found if refused]
+
+
+async def test_an_agent_whose_conversation_does_not_fit_goes_on_with_a_shorter_one(play):
+    agent = Agent([conversation(LONG), conversation("gh"), after(None, LONG), after(1, "ef")])
+    groups = await play(agent, agent="pull")
+    assert refusals(agent).count([(1, 0, False), (2, 1, False)])
+    for group, sample in full(groups, 3):
+        first, second, third = agent.drawn(sample)
+        found = [(prompt, tokens) for prompt, tokens, _, _ in sequences(group, sample)]
+        assert found == [(ids_of("ab"), first), (ids_of("gh"), (*second, *ids_of("ef"), *third))]
+        assert (sample.episode.end_reason, sample.episode.outcome.status) == (END_REASON_ENVIRONMENT_DONE, REWARD_STATUS_OK)
+
+
+async def test_an_episode_that_begins_too_long_has_the_shorter_prompt(play):
+    agent = Agent([conversation("ab")], first=LONG)
+    groups = await play(agent, agent="pull")
+    assert all(unpack_ids(group.prompt_ids) == ids_of("ab") and sample.token_ids for group, sample in full(groups, 1))
+
+
+async def test_an_agent_that_ends_when_its_conversation_does_not_fit_ended_for_the_context(play):
+    agent = Agent([conversation(LONG)])
     groups = await play(agent, agent="pull")
     assert ends(groups) <= {"CONTEXT", "LENGTH"}
     assert "CONTEXT" in ends(groups)
     assert all(len(sample.forks) == 0 for group in groups for sample in group.samples)
-    closing = [told[-1] for told in agent.told.values() if told[-1].end_reason == "context"]
-    assert {(request.assistant.finish, request.is_last) for request in closing} == {("none", True)}
     assert all(sample.episode.outcome.status == REWARD_STATUS_OK for group in groups for sample in group.samples)
+
+
+async def test_an_agent_is_refused_as_often_as_it_may_have_turns(play):
+    agent = Agent([conversation(LONG)] * 9)
+    groups = await play(agent, agent="pull", max_turns=3)
+    assert "CONTEXT" in ends(groups)
+    assert set(map(tuple, refusals(agent))) == {((1, 0, False), (1, 1, False), (1, 2, False), (1, 3, True))}
+
+
+async def test_turns_that_another_worker_drew_are_taken_as_they_are(play):
+    """The recorded letters are none that the model would draw so; those after them are drawn with the seeds of their places."""
+    script = [after(None, "cd"), conversation("gh"), after(0, "ef")]
+    calm = Agent(script)
+    drawn = {
+        sample.sample_id: [turn.seed for turn in sample.episode.turns]
+        for group in await play(calm, agent="pull")
+        for sample in group.samples
+    }
+
+    def recorded(text):
+        assistant = AssistantTurn(text=text, finish="length")
+        ids = ids_of(text)
+        assistant.drawn.token_ids, assistant.drawn.logprobs = pack_ids(ids), pack_logprobs([-0.5] * len(ids))
+        assistant.drawn.version_first = assistant.drawn.version_last = 4
+        return assistant
+
+    agent = Agent(script, recorded_of=lambda _: [recorded("h"), recorded("gg")], first_most=1)
+    agent.script = [after(None, "cd", max_new_tokens=2), *script[1:]]
+    groups = await play(agent, agent="pull")
+    for group, sample in full(groups, 4):
+        first, second, third, fourth = agent.drawn(sample)
+        assert (first, second) == (ids_of("h"), ids_of("gg"))
+        found = [(prompt, tokens) for prompt, tokens, _, _ in sequences(group, sample)]
+        assert found == [
+            (ids_of("ab"), (*first, *ids_of("cd"), *second)),
+            (ids_of("gh"), third),
+            ((*ids_of("ab"), *first, *ids_of("ef")), fourth),
+        ]
+        turns = sample.episode.turns
+        assert [unpack_logprobs(sample.logprobs)[at] for at in range(turns[1].start, turns[1].end)] == [-0.5, -0.5]
+        assert {(span.version, span.trainable) for span in sample.spans if span.turn == 0 and span.kind == SPAN_KIND_POLICY} == {(4, True)}
+        assert (turns[0].seed, turns[2].seed) == (
+            drawn[sample.sample_id][0],
+            asked_turn_seed(sample.seed, digest_of(pack_ids(ids_of("gh"))), 0),
+        )
 
 
 @pytest.mark.parametrize(

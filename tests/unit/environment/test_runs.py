@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from gradbus.spec.sections import EnvironmentSpec
-from gradbus_environment.contract import Opening
+from gradbus_environment.contract import Answer, Opening
 from gradbus_environment.runs import OpenRun
 
 
@@ -23,6 +23,25 @@ class SlowWorld:
     async def close(self, session):
         await asyncio.sleep(0)
         self.open_sessions.remove(session.id)
+
+
+class QuickWorld(SlowWorld):
+    """Begins a session at once."""
+
+    async def open(self, session, seconds):
+        self.open_sessions.add(session.id)
+        return Answer()
+
+
+async def test_sessions_of_workers_that_are_gone_are_closed_and_no_others():
+    world = QuickWorld()
+    run = OpenRun(EnvironmentSpec(service="http://127.0.0.1:1/"), world)
+    openings = [Opening(run_id="r", episode_id=f"e{n}", attempt=0, item_json="{}", seed=1) for n in range(3)]
+    sessions = [(await run.open(opening, 60.0, worker))[0] for opening, worker in zip(openings, ("a", "b", ""), strict=True)]
+    await run.close_lost({"a", "c"})
+    assert world.open_sessions == set(sessions[1:])
+    await run.close_lost(set())
+    assert [run.has(session) for session in sessions] == [False, True, True]
 
 
 async def test_a_caller_who_gives_up_an_opening_leaves_no_session_at_the_server():

@@ -38,6 +38,11 @@ class Opening:
         return self.run_id, self.player, self.episode_id
 
     @property
+    def name(self) -> tuple[str, str]:
+        """Of the episode, whoever plays it."""
+        return self.run_id, self.episode_id
+
+    @property
     def agent(self) -> str:
         """`pull`, or the URL to which episodes are posted."""
         return self.section.agent or "pull"
@@ -86,6 +91,7 @@ def open_response(session: str, reply: Reply) -> pb.OpenResponse:
         is_away=reply.is_away,
         is_queued=reply.is_queued,
         max_new_tokens=reply.max_new_tokens,
+        recorded=reply.recorded,
     )
     if reply.status == "ok":
         response.session = session
@@ -103,6 +109,7 @@ def step_response(reply: Reply) -> pb.StepResponse:
         messages=map(_message, reply.messages),
         after_turn=reply.after_turn,
         max_new_tokens=reply.max_new_tokens,
+        recorded=reply.recorded,
     )
     if reply.conversation is not None:
         response.conversation.CopyFrom(_conversation(reply.conversation))

@@ -7,11 +7,12 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from gradbus import crash_points
 from gradbus.errors import DatasetError, EnvironmentFaultError, InvalidItemError, SessionLostError
 from gradbus.formats.tokens import pack_ids
 from gradbus.ids import asked_turn_seed, digest_of, turn_seed
 from gradbus.tokenizer.turns import ChatConversation, DrawnTurn
-from gradbus.v1.environment_service_pb2 import AssistantTurn, OpenRequest, StepRequest, StepResponse
+from gradbus.v1.environment_service_pb2 import AssistantTurn, OpenRequest, OpenResponse, StepRequest, StepResponse
 from gradbus.v1.episode_pb2 import (
     CALL_STATUS_MALFORMED,
     CALL_STATUS_OK,
@@ -29,7 +30,17 @@ from gradbus.v1.episode_pb2 import (
 )
 from gradbus.v1.reward_pb2 import REWARD_STATUS_INVALID, REWARD_STATUS_OK, SampleReward
 from gradbus_rollout.engines.base import Engine, PromptGroup
-from gradbus_rollout.episodes.answers import Rewards, as_assistant, as_chat, as_conversation, drawn_tokens, end_name, end_with, said
+from gradbus_rollout.episodes.answers import (
+    Rewards,
+    as_assistant,
+    as_chat,
+    as_completion,
+    as_conversation,
+    drawn_tokens,
+    end_name,
+    end_with,
+    said,
+)
 from gradbus_rollout.episodes.codec import TurnCodec
 from gradbus_rollout.episodes.environment import EnvironmentClient
 from gradbus_rollout.episodes.episode import EpisodeLimits, EpisodeStart, PlayedEpisode
@@ -71,7 +82,11 @@ class Attempt:
         """What the next turn is drawn after."""
         self._most_tokens = 0
         """That the next turn may have, if an agent wants fewer than the run's; 0: no bound."""
+        self._recorded: AssistantTurn | None = None
+        """The next turn, if a worker that is gone drew it for the agent."""
         self._asked: Counter[str] = Counter()
+        self._refused = 0
+        """Requests of an agent that had no room."""
         self._transcript = Transcript()
         self._rewards = Rewards()
         self._invalid_turns = 0
@@ -79,22 +94,14 @@ class Attempt:
     async def play(self) -> PlayedEpisode:
         """Raises EnvironmentFaultError for a failure that the policy did not cause."""
         await self._open()
+        fits = True
         while True:
-            room = self._room()
-            if room.tokens < 1:
-                answer = await self._step(len(self._transcript.turns), _NO_TURN, room.end)
-                return self._over(room.end, answer)
-            began = time.time_ns()
-            turn = await self._draw(room.tokens)
-            end = self._end_after(turn, room)
-            answer = await self._answer(turn, end, began)
-            if end in _OPEN:  # the last turn that is allowed may be the one that would have ended the episode
-                end = end_with(answer, turn, end)
+            room = self._room() if fits else _Room(0, END_REASON_CONTEXT)
+            end, answer = await (self._turn(room) if room.tokens >= 1 else self._no_turn(room.end))
             if end != END_REASON_UNSPECIFIED:
                 return self._over(end, answer)
             self._rewards.add(answer)
-            if not await self._go_on(answer):
-                return self._over(END_REASON_CONTEXT, await self._step(len(self._transcript.turns), _NO_TURN, END_REASON_CONTEXT))
+            fits = await self._go_on(answer)
 
     def failed(self, reason: str) -> PlayedEpisode:
         """The episode as a masked sample."""
@@ -105,6 +112,27 @@ class Attempt:
         """Ends the session, if there is one."""
         if self._session:
             await self._environment.close(self._session)
+
+    async def _turn(self, room: _Room) -> tuple[EndReason, StepResponse]:
+        """A turn and the answer to it. Why the episode ends with them; unspecified if it goes on."""
+        began = time.time_ns()
+        turn = await self._draw(room.tokens)
+        end = self._end_after(turn, room)
+        answer = await self._answer(turn, end, began)
+        if end in _OPEN:  # the last turn that is allowed may be the one that would have ended the episode
+            end = end_with(answer, turn, end)
+        if answer.done and turn.finish == "length" and room.end == END_REASON_CONTEXT:
+            end = END_REASON_CONTEXT  # its agent could have gone on with a shorter conversation
+        return end, answer
+
+    async def _no_turn(self, reason: EndReason) -> tuple[EndReason, StepResponse]:
+        """As `_turn`, without room for one. An agent may ask in a shorter conversation, as often as it may have turns."""
+        may_go_on = self._limits.is_agents and reason == END_REASON_CONTEXT and self._refused < self._limits.environment.max_turns
+        request = self._request(len(self._transcript.turns), _NO_TURN, reason)
+        request.is_last = not may_go_on
+        self._refused += 1
+        answer = await self._step(request)
+        return END_REASON_UNSPECIFIED if may_go_on and not answer.done else reason, answer
 
     async def _open(self) -> None:
         start = self._start
@@ -118,7 +146,8 @@ class Attempt:
                 player=start.player,
             )
         )
-        self._session, self._most_tokens = answer.session, answer.max_new_tokens
+        self._session = answer.session
+        self._take_up(answer)
         if answer.HasField("conversation"):
             self._first = await self._conversation(as_conversation(answer.conversation))
         elif answer.messages:
@@ -132,6 +161,11 @@ class Attempt:
             return TokenSequence(await self._turns.conversation(given), given.tools_json)
         except DatasetError as error:
             raise InvalidItemError(str(error)) from error
+
+    def _take_up(self, answer: OpenResponse | StepResponse) -> None:
+        """What an agent says of the next turn."""
+        self._most_tokens = answer.max_new_tokens
+        self._recorded = answer.recorded if answer.HasField("recorded") else None
 
     def _room(self) -> _Room:
         limits = self._limits
@@ -147,8 +181,12 @@ class Attempt:
         start, sequence, number = self._start, self._sequence, len(self._transcript.turns)
         prompt = sequence.context
         seed = self._seed(prompt)
-        (group,) = await self._engine.generate([PromptGroup(start.episode_id, prompt, (seed,), start.greedy, room)])
-        (completion,) = group.completions
+        if self._recorded is None:
+            (group,) = await self._engine.generate([PromptGroup(start.episode_id, prompt, (seed,), start.greedy, room)])
+            (completion,) = group.completions
+            crash_points.reached("mid-turn")
+        else:
+            completion = as_completion(self._recorded)
         turn = self._transcript.draw(sequence, completion, seed)
         parsed = await self._turns.parse(DrawnTurn(completion.token_ids, completion.finish, sequence.tools_json))
         turn.text = parsed.text
@@ -171,7 +209,8 @@ class Attempt:
         environment = self._limits.environment
         is_invalid = bool(turn.calls) and not any(call.status == CALL_STATUS_OK for call in turn.calls)
         self._invalid_turns = self._invalid_turns + 1 if is_invalid else 0
-        if turn.finish == "length" and room.end != END_REASON_UNSPECIFIED:
+        goes_on = {END_REASON_UNSPECIFIED, END_REASON_CONTEXT} if self._limits.is_agents else {END_REASON_UNSPECIFIED}
+        if turn.finish == "length" and room.end not in goes_on:
             return room.end
         if self._invalid_turns >= environment.invalid_calls:
             return END_REASON_INVALID_CALLS
@@ -180,7 +219,7 @@ class Attempt:
     async def _answer(self, turn: Turn, end: EndReason, began: int) -> StepResponse:
         """The environment's answer to the newest turn, which keeps it; drawing began then, in nanoseconds since 1970."""
         drawn = time.time_ns()
-        answer = await self._step(len(self._transcript.turns) - 1, self._told(turn), end)
+        answer = await self._step(self._request(len(self._transcript.turns) - 1, self._told(turn), end))
         self._transcript.times.append(TurnTimes(began, drawn, time.time_ns(), turn.end - turn.start, turn.finish))
         turn.messages.extend(answer.messages)
         turn.state_digest = answer.state_digest
@@ -195,22 +234,23 @@ class Attempt:
             told.drawn.CopyFrom(drawn_tokens(self._transcript, turn))
         return told
 
-    async def _step(self, number: int, assistant: AssistantTurn, end: EndReason) -> StepResponse:
-        """The environment's answer to a turn; opens a session again that the service lost, but an agent's, which cannot go on."""
-        request = self._request(number, assistant, end)
+    async def _step(self, request: StepRequest) -> StepResponse:
+        """The environment's answer; opens a session again that the service lost, but an agent's, which cannot go on."""
         while True:
             try:
                 return await self._environment.step(request)
             except SessionLostError:
                 if self._limits.is_agents:
                     raise
-                await self._open_again(number)
+                await self._open_again(request.turn)
                 request.session = self._session
 
     def _request(self, number: int, assistant: AssistantTurn, end: EndReason = END_REASON_UNSPECIFIED) -> StepRequest:
         is_last = end != END_REASON_UNSPECIFIED
         reason = end_name(end) if is_last else ""
-        return StepRequest(session=self._session, turn=number, assistant=assistant, is_last=is_last, end_reason=reason)
+        request = StepRequest(session=self._session, turn=number, assistant=assistant, is_last=is_last, end_reason=reason)
+        request.refused = self._refused
+        return request
 
     async def _open_again(self, turns: int) -> None:
         """Repeats the first turns in a new session. Raises EnvironmentFaultError if the environment answers in another way."""
@@ -226,9 +266,11 @@ class Attempt:
     async def _go_on(self, answer: StepResponse) -> bool:
         """Takes up what is asked next, if the context then has room for another turn."""
         transcript, context = self._transcript, self._limits.context_length
-        self._most_tokens = answer.max_new_tokens
+        self._take_up(answer)
         if answer.HasField("conversation"):
             self._sequence = await self._conversation(as_conversation(answer.conversation))
+            if not transcript.turns:  # the one before had no room
+                self._first = self._sequence
             return len(self._sequence) < context
         last = len(transcript.turns) - 1
         number = answer.after_turn if answer.HasField("after_turn") else last

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import secrets
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from grpc import StatusCode
@@ -16,6 +17,7 @@ from grpc.aio import AioRpcError
 from gradbus.control.runs import RunRecord, WorkerPresence
 from gradbus.errors import EnvironmentFaultError, InvalidItemError, SessionLostError
 from gradbus.rpc import describe_rpc_error
+from gradbus.rpc.live_callers import HELD_SECONDS
 from gradbus.spec import EnvironmentSpec
 from gradbus.telemetry import get_logger
 from gradbus.tokenizer.turns import TurnSettings
@@ -26,6 +28,7 @@ from gradbus.v1.environment_service_pb2 import (
     CloseRequest,
     DescribeRequest,
     DescribeResponse,
+    KeepAliveRequest,
     OpenRequest,
     OpenResponse,
     StepRequest,
@@ -60,6 +63,17 @@ class EnvironmentClient:
     """Why it is waited for; empty if it is not."""
     away_since: float | None = None
     """When a call was first told that it is away, with no answer to any call since; by the monotonic clock."""
+    worker: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Names this process while it serves this run: a worker that is started again is another one."""
+
+    async def keep_alive(self) -> None:
+        """Tells the service, for ever, that this process lives: it notices within seconds when the process dies."""
+        request = KeepAliveRequest(worker=self.worker)
+        while True:
+            try:
+                await self.stub.KeepAlive(request, timeout=2 * HELD_SECONDS, wait_for_ready=True)
+            except AioRpcError:
+                await asyncio.sleep(_RETRY_SECONDS)
 
     async def describe(self) -> DescribeResponse:
         """Tools and digest. Raises EnvironmentFaultError for an environment that cannot be used."""
@@ -77,7 +91,7 @@ class EnvironmentClient:
 
     async def open(self, request: OpenRequest) -> OpenResponse:
         """Begins an episode. Raises EnvironmentFaultError, and its two kinds."""
-        request.run_id, request.environment_json = self.record.run_id, self._section
+        request.run_id, request.environment_json, request.worker = self.record.run_id, self._section, self.worker
         return await self._answer(lambda: self.stub.Open(request, timeout=self._seconds, wait_for_ready=True))
 
     async def step(self, request: StepRequest) -> StepResponse:

@@ -1,0 +1,65 @@
+"""Which callers live. Each holds a call open, and when its process dies the kernel ends the connection, and the call with it.
+
+A caller that is slow, or stopped for a while, is not taken for dead: its connection stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from typing import Final
+
+HELD_SECONDS: Final = 60.0
+"""After so long a held call is answered, and made again."""
+_PAUSED_SECONDS: Final = 60.0
+"""So long a caller may take to make it again: it may stand still."""
+
+
+@dataclass(slots=True)
+class _Caller:
+    calls: int = 0
+    """That it holds."""
+    gone_at: float = 0.0
+    """Without a call, it is gone from then on; by the monotonic clock."""
+
+
+class LiveCallers:
+    """The callers that live, and those that are gone."""
+
+    def __init__(self, lost_seconds: float) -> None:
+        """`lost_seconds`: how long a caller may take to come back when its connection ended."""
+        self._lost_seconds = lost_seconds
+        self._callers: dict[str, _Caller] = {}
+        self._ended = asyncio.Event()
+
+    async def hold(self, name: str) -> None:
+        """The call of one that lives: returns after HELD_SECONDS, or at the end; is cancelled with its connection."""
+        caller = self._callers.setdefault(name, _Caller())
+        caller.calls += 1
+        patience = self._lost_seconds
+        try:
+            async with asyncio.timeout(HELD_SECONDS):
+                await self._ended.wait()
+        except TimeoutError:
+            patience = _PAUSED_SECONDS
+        finally:
+            caller.calls -= 1
+            caller.gone_at = time.monotonic() + patience
+
+    def note(self, name: str) -> None:
+        """One that may hold a call soon, or may be gone before it does."""
+        if name:
+            self._callers.setdefault(name, _Caller(gone_at=time.monotonic() + _PAUSED_SECONDS))
+
+    def take_gone(self) -> frozenset[str]:
+        """The callers that are gone since the last time."""
+        now = time.monotonic()
+        gone = frozenset(name for name, caller in self._callers.items() if not caller.calls and caller.gone_at <= now)
+        for name in gone:
+            del self._callers[name]
+        return gone
+
+    def end(self) -> None:
+        """Answers all calls that are held, as the server stops."""
+        self._ended.set()
