@@ -13,6 +13,7 @@ class Determinism(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DETERMINISM_UNSPECIFIED: _ClassVar[Determinism]
     DETERMINISM_SEEDED: _ClassVar[Determinism]
     DETERMINISM_NONE: _ClassVar[Determinism]
+    DETERMINISM_RECORDED: _ClassVar[Determinism]
 
 class EnvironmentStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -24,6 +25,7 @@ class EnvironmentStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 DETERMINISM_UNSPECIFIED: Determinism
 DETERMINISM_SEEDED: Determinism
 DETERMINISM_NONE: Determinism
+DETERMINISM_RECORDED: Determinism
 ENVIRONMENT_STATUS_UNSPECIFIED: EnvironmentStatus
 ENVIRONMENT_STATUS_OK: EnvironmentStatus
 ENVIRONMENT_STATUS_INVALID: EnvironmentStatus
@@ -63,7 +65,7 @@ class DescribeResponse(_message.Message):
     def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., determinism: _Optional[_Union[Determinism, str]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tools_by_conversation: bool = ...) -> None: ...
 
 class OpenRequest(_message.Message):
-    __slots__ = ("run_id", "environment_json", "episode_id", "attempt", "item_json", "seed", "traceparent", "player")
+    __slots__ = ("run_id", "environment_json", "episode_id", "attempt", "item_json", "seed", "traceparent", "player", "resume")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENT_JSON_FIELD_NUMBER: _ClassVar[int]
     EPISODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +74,7 @@ class OpenRequest(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     PLAYER_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     environment_json: str
     episode_id: str
@@ -80,7 +83,8 @@ class OpenRequest(_message.Message):
     seed: int
     traceparent: str
     player: str
-    def __init__(self, run_id: _Optional[str] = ..., environment_json: _Optional[str] = ..., episode_id: _Optional[str] = ..., attempt: _Optional[int] = ..., item_json: _Optional[str] = ..., seed: _Optional[int] = ..., traceparent: _Optional[str] = ..., player: _Optional[str] = ...) -> None: ...
+    resume: bool
+    def __init__(self, run_id: _Optional[str] = ..., environment_json: _Optional[str] = ..., episode_id: _Optional[str] = ..., attempt: _Optional[int] = ..., item_json: _Optional[str] = ..., seed: _Optional[int] = ..., traceparent: _Optional[str] = ..., player: _Optional[str] = ..., resume: bool = ...) -> None: ...
 
 class Conversation(_message.Message):
     __slots__ = ("messages", "tools_json")

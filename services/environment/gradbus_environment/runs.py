@@ -67,14 +67,17 @@ class OpenRun:
         """Whether the session is one of this run."""
         return session in self._sessions
 
-    async def open(self, opening: Opening, seconds: float) -> tuple[str, Answer]:
-        """The session and its first answer. The same opening again finds both as they are; a newer attempt closes the older session."""
+    async def open(self, opening: Opening, seconds: float, *, resume: bool = False) -> tuple[str, Answer]:
+        """The session and its first answer. The same opening again finds both as they are; a newer attempt closes the older session.
+
+        With `resume` no session is begun.
+        """
         episode = opening.key
         shared = self._opening.setdefault(episode, _SharedLock())
         shared.users += 1
         try:
             async with shared.lock:
-                return await self._open(opening, seconds)
+                return await self._open(opening, seconds, resume=resume)
         finally:
             shared.users -= 1
             if not shared.users:
@@ -130,7 +133,7 @@ class OpenRun:
         self._sessions.clear()
         await self.world.end()
 
-    async def _open(self, opening: Opening, seconds: float) -> tuple[str, Answer]:
+    async def _open(self, opening: Opening, seconds: float, *, resume: bool) -> tuple[str, Answer]:
         episode = opening.key
         newest = self._attempts.get(episode, -1)
         if opening.attempt < newest:
@@ -142,6 +145,8 @@ class OpenRun:
                 return "", Answer.error("this attempt was opened with another item or seed; a repeated request must equal the first")
             entry.used = time.monotonic()
             return known, entry.opened
+        if resume:
+            return "", Answer("unknown_session", "the session of this attempt is not open any more; begin another attempt")
         if known is not None:
             await self.close(known)
         if len(self._sessions) >= MAX_SESSIONS:

@@ -58,7 +58,7 @@ class EnvironmentService(EnvironmentServiceServicer):
         """See the proto."""
 
         async def opened(run: OpenRun, seconds: float) -> tuple[str, Answer]:
-            return await run.open(opening_of(request), seconds)
+            return await run.open(opening_of(request), seconds, resume=request.resume)
 
         try:
             async with self._registry.use(request.run_id, request.environment_json) as run:

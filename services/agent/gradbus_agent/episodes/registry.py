@@ -62,8 +62,11 @@ class Registry:
 
     # The rollout worker
 
-    def open(self, opening: Opening) -> AgentEpisode | Reply:
-        """The episode of an opening: that of an equal one before, or a new offer, which closes an older attempt's. Or why there is none."""
+    def open(self, opening: Opening, *, resume: bool = False) -> AgentEpisode | Reply:
+        """The episode of an opening: that of an equal one before, or a new offer, which closes an older attempt's. Or why there is none.
+
+        With `resume` nothing is offered.
+        """
         newest = self._attempts.get(opening.key, -1)
         if opening.attempt < newest:
             return Reply.error(f"attempt {opening.attempt} of this episode is older than attempt {newest}; give it up")
@@ -74,6 +77,8 @@ class Registry:
             known.heard = time.monotonic()
             self._run(known).changed.set()
             return known
+        if resume:
+            return Reply("unknown_session", "the session of this attempt is not open any more; begin another attempt")
         if known is not None:
             self.close(known, "its episode is played in another attempt")
         if opening.run_id in self._runs and self._runs[opening.run_id].episodes >= MAX_EPISODES:
