@@ -134,6 +134,10 @@ class FencedError(GradbusError):
     """A newer term owns the run; the process that gets this error stops working on the run."""
 
 
+class SupersededError(GradbusError):
+    """Another worker plays the episode from here on; what this one has is dropped."""
+
+
 class UserCodeError(GradbusError):
     """A user's service or Python failed as a whole, or may not be used."""
 

@@ -83,6 +83,12 @@ ENVIRONMENTS = Board(
                     custom=_STACKED,
                     width=12,
                 ),
+                Panel(
+                    "Entries of journals",
+                    "written: a turn or an answer, before anybody is told; read: by the worker that goes on where another one died.",
+                    [_rate("gradbus_journal_entries_total", "gradbus_journal_use")],
+                    width=12,
+                ),
             ],
         ),
         Row(

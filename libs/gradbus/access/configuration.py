@@ -45,7 +45,7 @@ accounts {{
 def buffer_rules(role: str) -> str:
     """The role's access rules of Redis 7.0 and Valkey, for a user that starts without any right."""
     records = BUFFER[role]
-    keys = [f"%{records.access}~{{*}}:{pattern}" for pattern in records.keys.split()]
+    keys = [f"%{access}~{{*}}:{pattern}" for patterns, access in records.rights for pattern in patterns.split()]
     return " ".join([*keys, *(f"+{command}" for command in records.commands.split()), _CONNECTION])
 
 

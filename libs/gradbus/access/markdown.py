@@ -36,7 +36,7 @@ def render_markdown() -> str:
     streams = [
         (f"`{one.name}`", f"`{one.subject}`", _roles(one.writers), _roles(one.readers), _roles(one.removers)) for one in (PROMPTS, EVENTS)
     ]
-    records = [(role, _code(one.keys), one.access, _code(one.commands)) for role, one in BUFFER.items()]
+    records = [(role, _code(keys), access, _code(one.commands)) for role, one in BUFFER.items() for keys, access in one.rights]
     methods = [
         (f"`{method.rpartition('.')[2]}`", server, _roles(roles)) for server, table in METHODS.items() for method, roles in table.items()
     ]

@@ -6,7 +6,7 @@ their addresses, environment and secrets, stand in `gradbus.deploy.roles`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -58,6 +58,13 @@ class Records:
     commands: str
     access: str = "RW"
     """`R`: the keys are read, `W`: written."""
+    own: str = ""
+    """Further keys, which are read and written."""
+
+    @property
+    def rights(self) -> Sequence[tuple[str, str]]:
+        """Keys with the access to them."""
+        return [(self.keys, self.access), *([(self.own, "RW")] if self.own else [])]
 
 
 KEYS: Final = (
@@ -109,10 +116,11 @@ EVENTS: Final = Stream(EVENTS_STREAM, "events.*", ("conductor", "trainer", "weig
 BUFFER: Final[Mapping[str, Records]] = {
     # Only the buffer's functions append to the log; the commands inside them count as the caller's.
     "conductor": Records(
-        "term admitted experience assembly:* evaluation:*",
+        "term admitted experience assembly:* evaluation:* journal:*",
         "get set mget del unlink scan getrange setbit xadd xdel xtrim xread xlen memory|usage fcall",
     ),
-    "rollout": Records("assembly:* evaluation:*", "set", "W"),
+    # A function's keys count as read and written, so a journal is called by functions that touch nothing else.
+    "rollout": Records("assembly:* evaluation:*", "set fcall hset hsetnx hget hmget hdel", "W", own="journal:*"),
     "trainer": Records("experience", "xread", "R"),
     "gateway": Records("experience", "xread", "R"),
     "supervisor": Records("", "function|load"),

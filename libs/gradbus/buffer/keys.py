@@ -28,6 +28,21 @@ def evaluation(run_id: str, version: int, index: int) -> str:
     return f"{{{run_id}}}:evaluation:{version}:{index}"
 
 
+def journal(run_id: str, index: int) -> str:
+    """The journals of a group's episodes, until the group is in the log: a hash."""
+    return f"{{{run_id}}}:journal:{index}"
+
+
+def before_the_log(run_id: str, index: int, *, journaled: bool) -> tuple[str, ...]:
+    """What there is of a group until it is in the log, and is removed then."""
+    return (assembly(run_id, index), journal(run_id, index)) if journaled else (assembly(run_id, index),)
+
+
+def evaluation_journal(run_id: str, version: int, index: int) -> str:
+    """The journal of a held-out row's episode: a hash."""
+    return f"{{{run_id}}}:journal:evaluation:{version}:{index}"
+
+
 def everything(run_id: str) -> str:
     """Pattern of all keys of a run."""
     return f"{{{run_id}}}:*"

@@ -151,7 +151,7 @@ def _print(report: Report) -> None:
 
 
 def _determinism(report: Report) -> str:
-    declared = "declared" if report.declares_seeded else "not declared"
+    declared = {"seeded": "declared", "recorded": "not declared, but recorded", "none": "not declared"}[report.declared]
     return f"{declared}; {'the answers differ' if report.difference else 'no difference found'}"
 
 

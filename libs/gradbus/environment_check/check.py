@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import grpc
 
@@ -14,7 +14,7 @@ from gradbus.environment_check.plan import plan_episode
 from gradbus.environment_check.play import Played, Player
 from gradbus.environment_check.report import Difference, Report, count, first_difference, shown
 from gradbus.spec.sections import EnvironmentSpec
-from gradbus.v1.environment_service_pb2 import DETERMINISM_SEEDED, DescribeRequest, DescribeResponse
+from gradbus.v1.environment_service_pb2 import DETERMINISM_RECORDED, DETERMINISM_SEEDED, DescribeRequest, DescribeResponse
 
 if TYPE_CHECKING:  # the module of stubs has no such class when it runs
     from gradbus.v1.environment_service_pb2_grpc import EnvironmentServiceAsyncStub
@@ -23,6 +23,7 @@ APART_SECONDS: Final = 1.1
 """Between the two processes: a clock that counts whole seconds then differs."""
 _DESCRIBE_SECONDS: Final = 60.0
 _MAX_PROBLEMS: Final = 5
+_DECLARED: Final[Mapping[int, Literal["seeded", "recorded"]]] = {DETERMINISM_SEEDED: "seeded", DETERMINISM_RECORDED: "recorded"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ async def _described(player: Player, report: Report) -> DescribeResponse | None:
 
 def _take_description(report: Report, described: DescribeResponse) -> None:
     report.name, report.digest = described.name, described.digest
-    report.declares_seeded = described.determinism == DETERMINISM_SEEDED
+    report.declared = _DECLARED.get(described.determinism, "none")
     report.tools = [
         {"name": tool.name, "description": tool.description, "parameters": json.loads(tool.parameters_json or "{}")}
         for tool in described.tools
@@ -106,9 +107,10 @@ def _faults(*processes: Sequence[Played], needs_reward: bool) -> list[str]:
 def _judge(report: Report) -> None:
     """Says what the difference means."""
     if report.difference is None:
-        if not report.declares_seeded:
+        if report.declared != "seeded":
+            consequence = "refuses it" if report.declared == "none" else "is so by the records of its episodes alone"
             report.notes.append(
-                "it does not call itself seeded, so a run with deterministic = true refuses it; no difference was found: "
+                f"it does not call itself seeded, so a run with deterministic = true {consequence}; no difference was found: "
                 'if it depends on seed and calls alone, answer /describe with "determinism": "seeded"'
             )
         return
@@ -119,4 +121,4 @@ def _judge(report: Report) -> None:
         f"the same calls had another answer in another process ({where}); let it depend on its seed and calls alone: "
         "no clock, no random numbers of its own seeding, no id() or order of objects in sets, nothing kept between episodes"
     )
-    (report.problems if report.declares_seeded else report.notes).append(text)
+    (report.problems if report.declared == "seeded" else report.notes).append(text)

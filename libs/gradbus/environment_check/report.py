@@ -6,7 +6,7 @@ import re
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from gradbus.environment_check.play import Played, Said
 from gradbus.v1.environment_service_pb2 import StepResponse
@@ -42,7 +42,8 @@ class Report:
 
     name: str = ""
     digest: str = ""
-    declares_seeded: bool = False
+    declared: Literal["seeded", "recorded", "none"] = "none"
+    """What it says of its determinism."""
     tools: list[dict[str, str]] = field(default_factory=list)
     episodes: int = 0
     turns: int = 0
@@ -64,7 +65,7 @@ class Report:
             "object": "environment_check",
             "usable": not self.problems,
             **asdict(self),
-            "determinism": {"declared": "seeded" if self.declares_seeded else "none", "found": found},
+            "determinism": {"declared": self.declared, "found": found},
         }
 
 

@@ -35,9 +35,11 @@ async def runs_in(client: Redis) -> set[str]:
 class GroupStore:
     """One run's sampled groups and held-out completions."""
 
-    def __init__(self, client: Redis, run_id: str) -> None:
+    def __init__(self, client: Redis, run_id: str, *, journaled: bool = False) -> None:
+        """`journaled`: groups may have journals, which are removed together with them."""
         self._client = client
         self._run_id = run_id
+        self._journaled = journaled
 
     async def put(self, groups: Sequence[Group]) -> None:
         """Stores training groups. A group that is stored already is not replaced."""
@@ -49,7 +51,7 @@ class GroupStore:
 
     async def discard(self, indexes: Iterable[int]) -> None:
         """Removes groups."""
-        names = [keys.assembly(self._run_id, index) for index in indexes]
+        names = [name for index in indexes for name in keys.before_the_log(self._run_id, index, journaled=self._journaled)]
         if names:
             await self._client.delete(*names)
 
@@ -63,7 +65,10 @@ class GroupStore:
 
     async def discard_evaluation(self, version: int, indexes: Iterable[int]) -> None:
         """Removes held-out completions."""
-        names = [keys.evaluation(self._run_id, version, index) for index in indexes]
+        found = list(indexes)
+        names = [keys.evaluation(self._run_id, version, index) for index in found]
+        if self._journaled:
+            names += [keys.evaluation_journal(self._run_id, version, index) for index in found]
         if names:
             await self._client.delete(*names)
 

@@ -49,9 +49,11 @@ class StoredEntry:
 class ExperienceLog:
     """One run's log."""
 
-    def __init__(self, client: Redis, run_id: str) -> None:
+    def __init__(self, client: Redis, run_id: str, *, journaled: bool = False) -> None:
+        """`journaled`: groups may have journals, which are removed when they enter the log."""
         self._client = client
         self._run_id = run_id
+        self._journaled = journaled
         self._fixed = [keys.term(run_id), keys.admitted(run_id), keys.experience(run_id)]
 
     async def open_term(self, term: int) -> None:
@@ -71,7 +73,9 @@ class ExperienceLog:
             record = seal(entry.SerializeToString())
             arguments += [index, record]
             payload += len(record)
-        names = self._fixed + [keys.assembly(self._run_id, index) for index in entries]
+        names = [*self._fixed]
+        for index in entries:
+            names += keys.before_the_log(self._run_id, index, journaled=self._journaled)
         with _WRITE.measured(payload, len(entries)):
             accepted = await self._call(functions.APPEND, term, names, arguments)
         return [int(index) for index in accepted]

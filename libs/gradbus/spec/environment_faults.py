@@ -31,8 +31,9 @@ def environment_faults(kind: str, sections: Mapping[str, Any], deterministic: ob
         yield Fault("environment", f"a run of kind {kind} samples nothing, so nobody acts in it", "[environment]", 'none, or kind = "rl"')
         return
     yield from _source_faults(environment)
-    if environment.agent is not None and deterministic is True:
-        yield Fault("deterministic", "what an agent does is no function of the spec", "true", "false, or none")
+    if environment.agent is not None and environment.journal is False and deterministic is True:
+        message = "what an agent does is no function of the spec, and deterministic only given its record"
+        yield Fault("environment.journal", message, "false", "true, or deterministic = false")
     reward = sections.get("reward")
     is_unscored = reward is not None and all(one is None for one in (reward.grader, reward.service, reward.model))
     if is_unscored and (environment.service or "").startswith(_WITHOUT_REWARDS):

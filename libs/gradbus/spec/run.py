@@ -112,6 +112,11 @@ class RunSpec(RunOptions):
         return most_drawn(self.rollout, self.environment)
 
     @property
+    def may_have_journal(self) -> bool:
+        """Whether its episodes may be recorded turn by turn."""
+        return self.environment is not None and self.environment.may_have_journal
+
+    @property
     def publish_every(self) -> int:
         """Steps between two published versions: nobody samples with those of a run on given responses."""
         return max(1, min(self.checkpoint.every, _GROUPS_AHEAD // self.schedule.groups_per_step)) if self.trains_given else 1

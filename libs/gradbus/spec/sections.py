@@ -270,6 +270,16 @@ class EnvironmentSpec(Section):
     step_seconds: Number = Field(
         30.0, ge=0.1, le=3600.0, description="Deadline of one answer of the environment, or of an agent's next step."
     )
+    journal: Flag | None = Field(
+        None,
+        description="Each turn is recorded, so that another worker goes on where one died. Default: if the environment calls itself "
+        "recorded.",
+    )
+
+    @property
+    def may_have_journal(self) -> bool:
+        """Whether episodes may be recorded; what the environment says of itself decides. Python is seeded, so it need not be."""
+        return self.journal if self.journal is not None else self.source is None
 
 
 def most_drawn(rollout: RolloutSpec, environment: EnvironmentSpec | None) -> int:

@@ -13,6 +13,7 @@ class Determinism(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     DETERMINISM_UNSPECIFIED: _ClassVar[Determinism]
     DETERMINISM_SEEDED: _ClassVar[Determinism]
     DETERMINISM_NONE: _ClassVar[Determinism]
+    DETERMINISM_RECORDED: _ClassVar[Determinism]
 
 class EnvironmentStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -24,6 +25,7 @@ class EnvironmentStatus(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 DETERMINISM_UNSPECIFIED: Determinism
 DETERMINISM_SEEDED: Determinism
 DETERMINISM_NONE: Determinism
+DETERMINISM_RECORDED: Determinism
 ENVIRONMENT_STATUS_UNSPECIFIED: EnvironmentStatus
 ENVIRONMENT_STATUS_OK: EnvironmentStatus
 ENVIRONMENT_STATUS_INVALID: EnvironmentStatus
@@ -63,7 +65,7 @@ class DescribeResponse(_message.Message):
     def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., determinism: _Optional[_Union[Determinism, str]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tools_by_conversation: bool = ...) -> None: ...
 
 class OpenRequest(_message.Message):
-    __slots__ = ("run_id", "environment_json", "episode_id", "attempt", "item_json", "seed", "traceparent", "player", "worker")
+    __slots__ = ("run_id", "environment_json", "episode_id", "attempt", "item_json", "seed", "traceparent", "player", "worker", "resume")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     ENVIRONMENT_JSON_FIELD_NUMBER: _ClassVar[int]
     EPISODE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +75,7 @@ class OpenRequest(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     PLAYER_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
+    RESUME_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     environment_json: str
     episode_id: str
@@ -82,7 +85,8 @@ class OpenRequest(_message.Message):
     traceparent: str
     player: str
     worker: str
-    def __init__(self, run_id: _Optional[str] = ..., environment_json: _Optional[str] = ..., episode_id: _Optional[str] = ..., attempt: _Optional[int] = ..., item_json: _Optional[str] = ..., seed: _Optional[int] = ..., traceparent: _Optional[str] = ..., player: _Optional[str] = ..., worker: _Optional[str] = ...) -> None: ...
+    resume: bool
+    def __init__(self, run_id: _Optional[str] = ..., environment_json: _Optional[str] = ..., episode_id: _Optional[str] = ..., attempt: _Optional[int] = ..., item_json: _Optional[str] = ..., seed: _Optional[int] = ..., traceparent: _Optional[str] = ..., player: _Optional[str] = ..., worker: _Optional[str] = ..., resume: bool = ...) -> None: ...
 
 class Conversation(_message.Message):
     __slots__ = ("messages", "tools_json")
@@ -93,7 +97,7 @@ class Conversation(_message.Message):
     def __init__(self, messages: _Optional[_Iterable[_Union[_episode_pb2.Message, _Mapping]]] = ..., tools_json: _Optional[str] = ...) -> None: ...
 
 class OpenResponse(_message.Message):
-    __slots__ = ("status", "reason", "session", "messages", "state_digest", "is_away", "conversation", "max_new_tokens", "is_queued", "recorded")
+    __slots__ = ("status", "reason", "session", "messages", "state_digest", "is_away", "conversation", "max_new_tokens", "is_queued")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -103,7 +107,6 @@ class OpenResponse(_message.Message):
     CONVERSATION_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     IS_QUEUED_FIELD_NUMBER: _ClassVar[int]
-    RECORDED_FIELD_NUMBER: _ClassVar[int]
     status: EnvironmentStatus
     reason: str
     session: str
@@ -113,8 +116,7 @@ class OpenResponse(_message.Message):
     conversation: Conversation
     max_new_tokens: int
     is_queued: bool
-    recorded: AssistantTurn
-    def __init__(self, status: _Optional[_Union[EnvironmentStatus, str]] = ..., reason: _Optional[str] = ..., session: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[_episode_pb2.Message, _Mapping]]] = ..., state_digest: _Optional[str] = ..., is_away: bool = ..., conversation: _Optional[_Union[Conversation, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., is_queued: bool = ..., recorded: _Optional[_Union[AssistantTurn, _Mapping]] = ...) -> None: ...
+    def __init__(self, status: _Optional[_Union[EnvironmentStatus, str]] = ..., reason: _Optional[str] = ..., session: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[_episode_pb2.Message, _Mapping]]] = ..., state_digest: _Optional[str] = ..., is_away: bool = ..., conversation: _Optional[_Union[Conversation, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., is_queued: bool = ...) -> None: ...
 
 class DrawnTokens(_message.Message):
     __slots__ = ("prompt_tokens", "token_ids", "logprobs", "version_first", "version_last")
@@ -161,7 +163,7 @@ class StepRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., session: _Optional[str] = ..., turn: _Optional[int] = ..., assistant: _Optional[_Union[AssistantTurn, _Mapping]] = ..., is_last: bool = ..., end_reason: _Optional[str] = ..., refused: _Optional[int] = ...) -> None: ...
 
 class StepResponse(_message.Message):
-    __slots__ = ("status", "reason", "messages", "reward", "components", "done", "state_digest", "is_away", "after_turn", "conversation", "max_new_tokens", "recorded")
+    __slots__ = ("status", "reason", "messages", "reward", "components", "done", "state_digest", "is_away", "after_turn", "conversation", "max_new_tokens")
     class ComponentsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -180,7 +182,6 @@ class StepResponse(_message.Message):
     AFTER_TURN_FIELD_NUMBER: _ClassVar[int]
     CONVERSATION_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    RECORDED_FIELD_NUMBER: _ClassVar[int]
     status: EnvironmentStatus
     reason: str
     messages: _containers.RepeatedCompositeFieldContainer[_episode_pb2.Message]
@@ -192,8 +193,7 @@ class StepResponse(_message.Message):
     after_turn: int
     conversation: Conversation
     max_new_tokens: int
-    recorded: AssistantTurn
-    def __init__(self, status: _Optional[_Union[EnvironmentStatus, str]] = ..., reason: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[_episode_pb2.Message, _Mapping]]] = ..., reward: _Optional[float] = ..., components: _Optional[_Mapping[str, float]] = ..., done: bool = ..., state_digest: _Optional[str] = ..., is_away: bool = ..., after_turn: _Optional[int] = ..., conversation: _Optional[_Union[Conversation, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., recorded: _Optional[_Union[AssistantTurn, _Mapping]] = ...) -> None: ...
+    def __init__(self, status: _Optional[_Union[EnvironmentStatus, str]] = ..., reason: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[_episode_pb2.Message, _Mapping]]] = ..., reward: _Optional[float] = ..., components: _Optional[_Mapping[str, float]] = ..., done: bool = ..., state_digest: _Optional[str] = ..., is_away: bool = ..., after_turn: _Optional[int] = ..., conversation: _Optional[_Union[Conversation, _Mapping]] = ..., max_new_tokens: _Optional[int] = ...) -> None: ...
 
 class CloseRequest(_message.Message):
     __slots__ = ("run_id", "session")

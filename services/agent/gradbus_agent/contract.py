@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gradbus.errors import GradbusError
-from gradbus.v1.environment_service_pb2 import AssistantTurn
 
 Document = dict[str, Any]
 Outcome = Literal["extend", "fork"]
@@ -139,8 +138,6 @@ class Reply:
     max_new_tokens: int = 0
     verdict: Verdict | None = None
     """The episode is over."""
-    recorded: AssistantTurn | None = None
-    """The turn that is asked for, if another worker drew it before."""
 
     @classmethod
     def error(cls, reason: str) -> Reply:

@@ -57,7 +57,7 @@ class AgentService(EnvironmentServiceServicer):
         if section.agent != "pull" and not self._public_url:
             message = "agents are not called from here: nobody said at which address they reach it; set GRADBUS_PUBLIC_URL"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
-        return pb.DescribeResponse(name="agent", digest=_DIGEST, determinism=pb.DETERMINISM_NONE, tools_by_conversation=True)
+        return pb.DescribeResponse(name="agent", digest=_DIGEST, determinism=pb.DETERMINISM_RECORDED, tools_by_conversation=True)
 
     async def Open(self, request: pb.OpenRequest, context: Context) -> pb.OpenResponse:  # noqa: N802 - named by gRPC
         """See the proto."""
@@ -67,7 +67,7 @@ class AgentService(EnvironmentServiceServicer):
             return open_response("", Reply.error(str(error)))
         opening = Opening(request.run_id, request.episode_id, request.attempt, request.player, request.item_json or "{}", section)
         self._live.note(request.worker)
-        found = self._registry.open(opening, request.worker)
+        found = self._registry.open(opening, request.worker, resume=request.resume)
         session, reply = "", found if isinstance(found, Reply) else Reply()
         if isinstance(found, AgentEpisode):
             session = found.session

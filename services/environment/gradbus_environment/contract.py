@@ -13,6 +13,7 @@ from gradbus.v1 import environment_service_pb2 as pb
 from gradbus.v1.episode_pb2 import CallStatus, Message
 
 Status = Literal["ok", "invalid", "error", "unknown_session"]
+Determinism = Literal["seeded", "recorded", "none"]
 Document = dict[str, Any]
 
 STATUS: Final[Mapping[Status, pb.EnvironmentStatus]] = {
@@ -20,6 +21,11 @@ STATUS: Final[Mapping[Status, pb.EnvironmentStatus]] = {
     "invalid": pb.ENVIRONMENT_STATUS_INVALID,
     "error": pb.ENVIRONMENT_STATUS_ERROR,
     "unknown_session": pb.ENVIRONMENT_STATUS_UNKNOWN_SESSION,
+}
+DETERMINISM: Final[Mapping[Determinism, pb.Determinism]] = {
+    "seeded": pb.DETERMINISM_SEEDED,
+    "recorded": pb.DETERMINISM_RECORDED,
+    "none": pb.DETERMINISM_NONE,
 }
 CALL_STATUS: Final[Mapping[CallStatus, str]] = {
     CallStatus.CALL_STATUS_UNSPECIFIED: "ok",
@@ -48,7 +54,7 @@ class Description:
 
     name: str
     digest: str
-    is_seeded: bool
+    determinism: Determinism
     tools: Sequence[ToolDescription] = ()
     tools_by_episode: bool = False
     """Whether each episode has tools of its own."""

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from gradbus.v1 import environment_service_pb2 as pb
-from gradbus_environment.contract import CALL_STATUS, STATUS, Answer, Description, Move, Opening, ToolDescription
+from gradbus_environment.contract import CALL_STATUS, DETERMINISM, STATUS, Answer, Description, Move, Opening, ToolDescription
 
 
 def opening_of(request: pb.OpenRequest) -> Opening:
@@ -37,11 +37,10 @@ def description_message(description: Description) -> pb.DescribeResponse:
     tools = [
         pb.Tool(name=one.name, description=_utf8(one.description), parameters_json=_utf8(one.parameters_json)) for one in description.tools
     ]
-    determinism = pb.DETERMINISM_SEEDED if description.is_seeded else pb.DETERMINISM_NONE
     return pb.DescribeResponse(
         name=_utf8(description.name),
         digest=description.digest,
-        determinism=determinism,
+        determinism=DETERMINISM[description.determinism],
         tools=tools,
         tools_by_conversation=description.tools_by_episode,
     )

@@ -70,14 +70,17 @@ class OpenRun:
         """Whether the session is one of this run."""
         return session in self._sessions
 
-    async def open(self, opening: Opening, seconds: float, worker: str = "") -> tuple[str, Answer]:
-        """The session and its first answer. The same opening again finds both as they are; a newer attempt closes the older session."""
+    async def open(self, opening: Opening, seconds: float, worker: str = "", *, resume: bool = False) -> tuple[str, Answer]:
+        """The session and its first answer. The same opening again finds both as they are; a newer attempt closes the older session.
+
+        With `resume` no session is begun. `worker` plays it from now on.
+        """
         episode = opening.key
         shared = self._opening.setdefault(episode, _SharedLock())
         shared.users += 1
         try:
             async with shared.lock:
-                session, answer = await self._open(opening, seconds)
+                session, answer = await self._open(opening, seconds, resume=resume)
                 if session:
                     self._sessions[session].worker = worker
                 return session, answer
@@ -131,8 +134,8 @@ class OpenRun:
         await asyncio.gather(*map(self.close, idle))
 
     async def close_lost(self, workers: Container[str]) -> None:
-        """Closes the sessions of workers that are gone."""
-        lost = [name for name, entry in self._sessions.items() if entry.worker in workers]
+        """Closes the sessions of workers that are gone, but for those of recorded episodes, which another worker goes on with."""
+        lost = [name for name, entry in self._sessions.items() if entry.worker in workers and entry.session.opening.player]
         if lost:
             _log.info("worker_gone", run_id=self._sessions[lost[0]].session.opening.run_id, sessions=len(lost))
         await asyncio.gather(*map(self.close, lost))
@@ -143,7 +146,7 @@ class OpenRun:
         self._sessions.clear()
         await self.world.end()
 
-    async def _open(self, opening: Opening, seconds: float) -> tuple[str, Answer]:
+    async def _open(self, opening: Opening, seconds: float, *, resume: bool) -> tuple[str, Answer]:
         episode = opening.key
         newest = self._attempts.get(episode, -1)
         if opening.attempt < newest:
@@ -155,6 +158,8 @@ class OpenRun:
                 return "", Answer.error("this attempt was opened with another item or seed; a repeated request must equal the first")
             entry.used = time.monotonic()
             return known, entry.opened
+        if resume:
+            return "", Answer("unknown_session", "the session of this attempt is not open any more; begin another attempt")
         if known is not None:
             await self.close(known)
         if len(self._sessions) >= MAX_SESSIONS:

@@ -61,7 +61,7 @@ class EnvironmentService(EnvironmentServiceServicer):
         """See the proto."""
 
         async def opened(run: OpenRun, seconds: float) -> tuple[str, Answer]:
-            return await run.open(opening_of(request), seconds, request.worker)
+            return await run.open(opening_of(request), seconds, request.worker, resume=request.resume)
 
         self._live.note(request.worker)
         try:

@@ -11,7 +11,6 @@ from gradbus.aio.tasks import background
 from gradbus.aio.threads import in_run_thread
 from gradbus.bus import Bucket, Buckets
 from gradbus.control.runs import RunRecord, RunStatus
-from gradbus.errors import EnvironmentFaultError
 from gradbus.experience import GroupStore
 from gradbus.objects import materialise
 from gradbus.process import WorkerClients
@@ -23,7 +22,6 @@ from gradbus.spec import EnvironmentSpec
 from gradbus.telemetry import export_metrics, run_metrics
 from gradbus.tokenizer.launcher import ForkServer
 from gradbus.tokenizer.tokenizer import Deadlines, Tokenizer, limits_of
-from gradbus.v1.environment_service_pb2 import DETERMINISM_SEEDED
 from gradbus.v1.environment_service_pb2_grpc import EnvironmentServiceStub
 from gradbus_rollout.broadcast.process import MemberConfig
 from gradbus_rollout.broadcast.receiver import BroadcastReceiver
@@ -36,6 +34,7 @@ from gradbus_rollout.episodes.attempt import PlayerParts
 from gradbus_rollout.episodes.codec import TurnCodec
 from gradbus_rollout.episodes.environment import EnvironmentClient, RunEnvironment
 from gradbus_rollout.episodes.episode import EpisodeLimits
+from gradbus_rollout.episodes.journal import Journals
 from gradbus_rollout.episodes.sampler import EpisodeSampler
 from gradbus_rollout.run_faults import fatal_for_run
 from gradbus_rollout.settings import Settings
@@ -128,13 +127,10 @@ class RolloutService:
         opened.push_async_callback(channel.close)
         client = EnvironmentClient(EnvironmentServiceStub(channel), address, record, heartbeat.presence)
         await opened.enter_async_context(background(client.keep_alive(), "keep alive"))
-        description = await client.describe()
-        if record.spec.deterministic and description.determinism != DETERMINISM_SEEDED:
-            raise EnvironmentFaultError(
-                f"the run is deterministic and the environment {description.name} does not say that its answers depend on seed and calls "
-                'alone; let it describe itself as "seeded", or set deterministic = false'
-            )
-        return RunEnvironment(section, client, description)
+        environment = RunEnvironment(section, client, await client.describe())
+        if record.spec.deterministic:
+            environment.check_determinism()
+        return environment
 
     async def _prepared(self, record: RunRecord, data: _Data, opened: AsyncExitStack) -> _Prepared:
         """Opens the run's engine, which `opened` closes."""
@@ -164,7 +160,8 @@ class RolloutService:
         if data.environment is None:
             return SingleTurnSampler(record, prepared.engine, data.tables, self._clients.heartbeat.presence)
         limits = EpisodeLimits.of(record.spec, data.environment.section, data.tokenizer.context_length)
-        parts = PlayerParts(prepared.engine, TurnCodec(data.tokenizer), data.environment.client, limits)
+        journals = Journals(self._clients.buffer, is_read=not data.environment.is_seeded) if data.environment.has_journal else None
+        parts = PlayerParts(prepared.engine, TurnCodec(data.tokenizer), data.environment.client, limits, journals)
         return EpisodeSampler(record, parts, data.tables, data.environment.description)
 
     def _receiving(self, record: RunRecord) -> AbstractAsyncContextManager[None]:

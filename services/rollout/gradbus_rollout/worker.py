@@ -215,7 +215,7 @@ class RolloutWorker:
         with self._busy, recorded(delivery, {"gradbus.run.id": self._run_id}) as times:
             groups = await self._parts.sampler.sample(task, times)
             await self._publisher.publish(task, groups)
-        if task.kind == TaskKind.TASK_KIND_TRAIN:
+        if groups and task.kind == TaskKind.TASK_KIND_TRAIN:
             self._parts.heartbeat.progressed(max(group.index for group in groups))
         self._inbox.finish(delivery)
 

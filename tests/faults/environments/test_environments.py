@@ -1,7 +1,5 @@
 """A run with an environment: whoever dies between two turns, the weights, episodes and rewards are those of an undisturbed run."""
 
-import importlib.util
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,16 +13,6 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "guess"
 KILLS = ("environment", "rollout-0", "environment", "conductor", "environment", "buffer")
-
-
-@pytest.fixture(scope="session")
-def game(tmp_path_factory):
-    """Model and data of the guessing game."""
-    spec = importlib.util.spec_from_file_location("make_guess", EXAMPLE / "make_model.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module.make(tmp_path_factory.mktemp("game"))
 
 
 @pytest.fixture

@@ -98,8 +98,9 @@ class Worker:
     session: str = ""
     turn: int = -1
 
-    async def open(self, episode="train.0.0.0", attempt=0, timeout=60):
+    async def open(self, episode="train.0.0.0", attempt=0, timeout=60, *, resume=False):
         request = pb.OpenRequest(run_id=self.run_id, environment_json=json.dumps(self.section), episode_id=episode, attempt=attempt)
+        request.resume = resume
         request.item_json, request.player = json.dumps(self.item), self.player
         answer = await self.stub.Open(request, timeout=timeout)
         self.session, self.turn = answer.session, -1

@@ -1,6 +1,6 @@
 """A rollout worker in a process of its own: opens an episode, gives some turns, and then draws for ever, until SIGUSR1 or its death.
 
-`python drawing_worker.py PORT TOKEN RUN TURNS`; prints a line after each answer.
+`python drawing_worker.py PORT TOKEN RUN TURNS [PLAYER]`; without PLAYER its turns are in a journal. Prints a line after each answer.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ def turn_of(run, session, number):
     return request
 
 
-async def main(port, token, run, turns):
+async def main(port, token, run, turns, player=""):
     channel = open_channel(f"127.0.0.1:{port}", token)
     stub = EnvironmentServiceStub(channel)
     drawn = asyncio.Event()
@@ -31,7 +31,7 @@ async def main(port, token, run, turns):
     alive = asyncio.ensure_future(stub.KeepAlive(pb.KeepAliveRequest(worker=f"of-{run}")))
     section = json.dumps({"agent": "pull", "step_seconds": 20})
     request = pb.OpenRequest(run_id=run, environment_json=section, episode_id="train.0.0.0", item_json='{"question": "2+2"}')
-    request.player, request.worker = "dies", f"of-{run}"
+    request.player, request.worker = player, f"of-{run}"
     session = (await stub.Open(request, timeout=60)).session
     print("opened", flush=True)
     for number in range(int(turns)):

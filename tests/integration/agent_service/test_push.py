@@ -136,7 +136,7 @@ async def test_it_describes_an_agent_and_refuses_other_environments(stub):
     import grpc
 
     described = await stub.Describe(pb.DescribeRequest(run_id="run", environment_json='{"agent": "pull"}'), timeout=10)
-    assert (described.name, list(described.tools), described.determinism) == ("agent", [], pb.DETERMINISM_NONE)
+    assert (described.name, list(described.tools), described.determinism) == ("agent", [], pb.DETERMINISM_RECORDED)
     for section in ('{"source": "x"}', "{"):
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.Describe(pb.DescribeRequest(run_id="run", environment_json=section), timeout=10)

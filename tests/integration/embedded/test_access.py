@@ -4,12 +4,14 @@ import pytest
 import redis.exceptions
 
 from gradbus.access import BUFFER_USERS
-from gradbus.buffer import BufferSettings, open_buffer
+from gradbus.buffer import BufferSettings, keys, open_buffer
 from gradbus.bus import Bus, BusSettings
 from gradbus.embedded import Stack
-from gradbus.errors import SettingsError
+from gradbus.errors import SettingsError, SupersededError
 from gradbus.experience import ExperienceLog, GroupStore
+from gradbus.v1.environment_service_pb2 import OpenResponse
 from gradbus.v1.group_pb2 import Group, LogEntry
+from gradbus_rollout.episodes.journal import JournalPlace, Journals
 
 RUN = "run-1"
 COMMANDS = {
@@ -30,6 +32,9 @@ COMMANDS = {
     "put completion": ["SET", f"{{{RUN}}}:evaluation:1:1", "x", "NX"],
     "read group": ["MGET", f"{{{RUN}}}:assembly:1"],
     "remove group": ["DEL", f"{{{RUN}}}:assembly:1"],
+    "take journal": ["FCALL", "gradbus_take_journal", "1", f"{{{RUN}}}:journal:1", "0", "holder", "name"],
+    "journal over the log": ["FCALL", "gradbus_take_journal", "1", f"{{{RUN}}}:experience", "0", "holder", "name"],
+    "read journal": ["HGETALL", f"{{{RUN}}}:journal:1"],
     "invent key": ["SET", f"{{{RUN}}}:invented", "x"],
     "foreign key": ["GET", "elsewhere"],
     "rename": ["RENAME", f"{{{RUN}}}:assembly:1", f"{{{RUN}}}:assembly:2"],
@@ -51,7 +56,7 @@ PUT = {"put group", "put completion", "ping"}
 ALLOWED = {
     "supervisor": {"ping", "load function"},
     "conductor": WORK | FOLLOW | PUT | {"put and read group"},
-    "rollout": PUT,
+    "rollout": PUT | {"take journal"},
     "trainer": FOLLOW,
     "gateway": FOLLOW,
 }
@@ -75,6 +80,10 @@ async def test_each_user_of_the_buffer_may_do_its_work_and_nothing_else(stack_co
             allowed = {what for what, command in COMMANDS.items() if await may(client, command)}
             await client.aclose()
             assert allowed == ALLOWED[user], user
+
+
+async def opened():
+    return OpenResponse()
 
 
 async def may(client, command) -> bool:
@@ -101,10 +110,15 @@ async def test_the_library_works_with_these_rights(stack_config):
         clients = {user: buffer_of(stack, user) for user in BUFFER_USERS}
         await GroupStore(clients["rollout"], RUN).put([Group(run_id=RUN, index=0)])
         assert (await GroupStore(clients["conductor"], RUN).get([0]))[0].run_id == RUN
-        log = ExperienceLog(clients["conductor"], RUN)
+        journal = await Journals(clients["rollout"], is_read=True).take(JournalPlace(keys.journal(RUN, 0), 0), "player", "train.0.0.0")
+        await journal.opened(opened)
+        await journal.begin_anew()
+        log = ExperienceLog(clients["conductor"], RUN, journaled=True)
         await log.open_term(1)
         assert await log.append(1, {0: LogEntry(index=0)}) == [0]
         assert (await log.size())[0] == 1
+        with pytest.raises(SupersededError, match="nobody"):
+            await journal.begin_anew()
         entries = await ExperienceLog(clients["trainer"], RUN).read(wait_seconds=0.1)
         assert [entry.index for entry in entries] == [0]
         assert [entry.index for entry in await ExperienceLog(clients["gateway"], RUN).read()] == [0]

@@ -102,7 +102,11 @@ async def test_tools_of_all_pages_and_a_session_for_each_episode(world, fake, is
     fake.is_stream = is_stream
     described = await world.describe()
     assert [(one.name, one.description) for one in described.tools] == [("add", "Adds."), ("plain", "plain")]
-    assert (described.name, described.determinism, json.loads(described.tools[0].parameters_json)) == ("sums", pb.DETERMINISM_NONE, NUMBER)
+    assert (described.name, described.determinism, json.loads(described.tools[0].parameters_json)) == (
+        "sums",
+        pb.DETERMINISM_RECORDED,
+        NUMBER,
+    )
     opened = await world.open()
     assert (opened.status, list(opened.messages)) == (OK, [])
     fake.answers = [{"result": text("3")}, {"result": {"content": [], "structuredContent": {"sum": 5}}}]

@@ -83,7 +83,7 @@ def said(messages):
 async def test_turns_of_a_gymnasium_server(world, turns):
     episode = world(turns)
     described = await episode.describe()
-    assert (described.name, described.determinism, list(described.tools)) == ("NeMo Gym", pb.DETERMINISM_NONE, [])
+    assert (described.name, described.determinism, list(described.tools)) == ("NeMo Gym", pb.DETERMINISM_RECORDED, [])
     turns.answers["/reset"] = [{"observation": "Begin.", "info": {}}]
     assert said((await episode.open("train.0.0.1")).messages) == [("user", "Play."), ("user", "Begin.")]
     turns.answers["/step"] = [

@@ -80,7 +80,7 @@ def world(episode, http_server, fake):
 
 async def test_a_plain_environment_has_one_tool_and_its_observations_are_results(world, fake):
     described = await world.describe()
-    assert (described.determinism, [one.name for one in described.tools]) == (pb.DETERMINISM_NONE, ["act"])
+    assert (described.determinism, [one.name for one in described.tools]) == (pb.DETERMINISM_RECORDED, ["act"])
     assert list(json.loads(described.tools[0].parameters_json)["properties"]) == ["guess"]
     world.seed = 7 + (1 << 40)
     opened = await world.open("train.0.0.1")

@@ -29,6 +29,7 @@ from gradbus_rollout.episodes.attempt import PlayerParts
 from gradbus_rollout.episodes.codec import TurnCodec
 from gradbus_rollout.episodes.environment import EnvironmentClient, RunEnvironment
 from gradbus_rollout.episodes.episode import EpisodeLimits
+from gradbus_rollout.episodes.journal import Journals
 from gradbus_rollout.episodes.sampler import EpisodeSampler
 from gradbus_rollout.tasks.generation_traces import TaskTimes
 from gradbus_rollout.tasks.prompts import PromptTable
@@ -155,7 +156,8 @@ async def episode_engine(model_folder):
 def play(episode_engine, fork_server, model_folder, run_id):
     """Samples groups 0 and 1 in a world; returns them and the worker's presence."""
 
-    async def sampled(world, kind=TaskKind.TASK_KIND_TRAIN, presence=None, reward=None, **environment):
+    async def sampled(world, kind=TaskKind.TASK_KIND_TRAIN, presence=None, reward=None, buffer=None, **environment):
+        """With a `buffer` episodes are recorded there, if world and section want that."""
         body = {"name": "test", "model": {"path": "m"}, "data": {"train": "t"}, "schedule": {"steps": 10}}
         source = {} if "agent" in environment else {"service": "http://127.0.0.1:1/"}
         body |= {"environment": source | environment}
@@ -174,9 +176,9 @@ def play(episode_engine, fork_server, model_folder, run_id):
         tokenizer = await Tokenizer.open(fork_server, model_folder, limits, Deadlines(load=60, call=60), described.turn_settings)
         try:
             table = await PromptTable.open(tokenizer, PROMPTS)
-            parts = PlayerParts(
-                episode_engine, TurnCodec(tokenizer), client, EpisodeLimits.of(record.spec, described.section, tokenizer.context_length)
-            )
+            limits = EpisodeLimits.of(record.spec, described.section, tokenizer.context_length)
+            journals = Journals(buffer, is_read=not described.is_seeded) if buffer is not None and described.has_journal else None
+            parts = PlayerParts(episode_engine, TurnCodec(tokenizer), client, limits, journals)
             sampler = EpisodeSampler(record, parts, PromptTables(table, None), described.description)
             task = Task(task_id="t", kind=kind, version=4, groups=[GroupTask(index=index, row=index) for index in (0, 1)])
             return await sampler.sample(task, TaskTimes(received=1))

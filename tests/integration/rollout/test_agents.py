@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from gradbus.formats.tokens import pack_ids, pack_logprobs, unpack_ids, unpack_logprobs
+from gradbus.formats.tokens import pack_ids, unpack_ids, unpack_logprobs
 from gradbus.ids import asked_turn_seed, digest_of
 from gradbus.telemetry import Metrics
 from gradbus.v1.environment_service_pb2 import (
     ENVIRONMENT_STATUS_OK,
     ENVIRONMENT_STATUS_UNKNOWN_SESSION,
-    AssistantTurn,
     CloseResponse,
     Conversation,
     DescribeResponse,
@@ -61,8 +60,6 @@ class Agent(EnvironmentServiceServicer):
     first: str | Callable[[str], str] = "ab"
     script_of: Callable[[str], list] | None = None
     first_most: int = 0
-    recorded_of: Callable[[str], list] = lambda episode: []
-    """Turns that another worker drew."""
     lose: Callable[[object], bool] = lambda request: False
     opened: list = field(default_factory=list)
     told: dict = field(default_factory=dict)
@@ -76,14 +73,8 @@ class Agent(EnvironmentServiceServicer):
         session = f"{request.episode_id}/{request.attempt}"
         self.told[session] = []
         first = self.first if isinstance(self.first, str) else self.first(request.episode_id)
-        asked, drawn = Conversation(messages=users(first)), self.recorded_of(request.episode_id)[:1]
-        return OpenResponse(
-            status=ENVIRONMENT_STATUS_OK,
-            session=session,
-            conversation=asked,
-            max_new_tokens=self.first_most,
-            recorded=drawn[0] if drawn else None,
-        )
+        asked = Conversation(messages=users(first))
+        return OpenResponse(status=ENVIRONMENT_STATUS_OK, session=session, conversation=asked, max_new_tokens=self.first_most)
 
     async def Step(self, request, context):  # noqa: N802 - named by gRPC
         if self.lose(request):
@@ -94,11 +85,7 @@ class Agent(EnvironmentServiceServicer):
         script = self.script_of(request.session.partition("/")[0]) if self.script_of else self.script
         if request.is_last or len(told) > len(script):
             return StepResponse(status=ENVIRONMENT_STATUS_OK, done=True, reward=1.0)
-        reply, drawn = StepResponse(), self.recorded_of(request.session.partition("/")[0])
-        reply.CopyFrom(script[len(told) - 1])
-        if len(drawn) > len(told):
-            reply.recorded.CopyFrom(drawn[len(told)])
-        return reply
+        return script[len(told) - 1]
 
     async def Close(self, request, context):  # noqa: N802 - named by gRPC
         return CloseResponse()
@@ -331,44 +318,6 @@ async def test_an_agent_is_refused_as_often_as_it_may_have_turns(play):
     groups = await play(agent, agent="pull", max_turns=3)
     assert "CONTEXT" in ends(groups)
     assert set(map(tuple, refusals(agent))) == {((1, 0, False), (1, 1, False), (1, 2, False), (1, 3, True))}
-
-
-async def test_turns_that_another_worker_drew_are_taken_as_they_are(play):
-    """The recorded letters are none that the model would draw so; those after them are drawn with the seeds of their places."""
-    script = [after(None, "cd"), conversation("gh"), after(0, "ef")]
-    calm = Agent(script)
-    drawn = {
-        sample.sample_id: [turn.seed for turn in sample.episode.turns]
-        for group in await play(calm, agent="pull")
-        for sample in group.samples
-    }
-
-    def recorded(text):
-        assistant = AssistantTurn(text=text, finish="length")
-        ids = ids_of(text)
-        assistant.drawn.token_ids, assistant.drawn.logprobs = pack_ids(ids), pack_logprobs([-0.5] * len(ids))
-        assistant.drawn.version_first = assistant.drawn.version_last = 4
-        return assistant
-
-    agent = Agent(script, recorded_of=lambda _: [recorded("h"), recorded("gg")], first_most=1)
-    agent.script = [after(None, "cd", max_new_tokens=2), *script[1:]]
-    groups = await play(agent, agent="pull")
-    for group, sample in full(groups, 4):
-        first, second, third, fourth = agent.drawn(sample)
-        assert (first, second) == (ids_of("h"), ids_of("gg"))
-        found = [(prompt, tokens) for prompt, tokens, _, _ in sequences(group, sample)]
-        assert found == [
-            (ids_of("ab"), (*first, *ids_of("cd"), *second)),
-            (ids_of("gh"), third),
-            ((*ids_of("ab"), *first, *ids_of("ef")), fourth),
-        ]
-        turns = sample.episode.turns
-        assert [unpack_logprobs(sample.logprobs)[at] for at in range(turns[1].start, turns[1].end)] == [-0.5, -0.5]
-        assert {(span.version, span.trainable) for span in sample.spans if span.turn == 0 and span.kind == SPAN_KIND_POLICY} == {(4, True)}
-        assert (turns[0].seed, turns[2].seed) == (
-            drawn[sample.sample_id][0],
-            asked_turn_seed(sample.seed, digest_of(pack_ids(ids_of("gh"))), 0),
-        )
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,15 @@ _EPISODES: Final = (
         ("gradbus.author",),
         zeros=each("gradbus.author", "policy", "tool", "user", "frame", "close"),
     ),
+    Metric(
+        "gradbus.journal.entries",
+        "counter",
+        "{entry}",
+        ("rollout",),
+        "Entries of episodes' journals by use: written, or read by the worker that goes on with an episode of another one.",
+        ("gradbus.journal.use",),
+        zeros=each("gradbus.journal.use", "written", "read"),
+    ),
 )
 
 _WEIGHTS: Final = (

@@ -11,11 +11,18 @@ from dataclasses import dataclass, field, replace
 from gradbus.v1.environment_service_pb2 import StepRequest
 from gradbus_agent.contract import Document, PolicyTurn, RefusalError, Reply, Verdict
 from gradbus_agent.episodes.asks import Ask, Asks, Mark
-from gradbus_agent.episodes.journal import Journal, JournalBytes, Step, told_of
 from gradbus_agent.episodes.lease import Lease
 from gradbus_agent.episodes.turns import Opening, policy_turn
 from gradbus_agent.matching import Histories, Question
 from gradbus_agent.telemetry import count_turn
+
+
+@dataclass(slots=True)
+class Step:
+    """The newest step, with the reply to it."""
+
+    request: bytes
+    reply: Reply | None = None
 
 
 @dataclass(slots=True)
@@ -36,17 +43,11 @@ class Progress:
 class AgentEpisode:
     """One attempt of an episode."""
 
-    def __init__(self, opening: Opening, session: str, budget: JournalBytes) -> None:
-        """`budget`: of the run's journals."""
-        self.offered = opening
-        """As its agent knows it."""
+    def __init__(self, opening: Opening, session: str) -> None:
         self.opening = opening
-        """Of the rollout worker that plays it now."""
         self.session = session
         self.worker = ""
         """The process that plays it; empty: nothing is known of its life."""
-        self.lost: float | None = None
-        """Since when that process is gone, by the monotonic clock."""
         self.key_hash = b""
         """Of the key that its agent has; empty while nobody plays it."""
         self.lock = asyncio.Lock()
@@ -61,7 +62,7 @@ class AgentEpisode:
         self._histories = Histories()
         self._progress = Progress()
         self._opened: Reply | None = None
-        self._journal = Journal(budget)
+        self._step: Step | None = None
         self._changed = asyncio.Event()
 
     @property
@@ -133,8 +134,8 @@ class AgentEpisode:
         """How far it has come."""
         progress = self._progress
         return {
-            "episode": self.offered.episode_id,
-            "attempt": self.offered.attempt,
+            "episode": self.opening.episode_id,
+            "attempt": self.opening.attempt,
             "turns": progress.turns,
             "extended": progress.outcomes["extend"],
             "forked": progress.outcomes["fork"],
@@ -166,25 +167,9 @@ class AgentEpisode:
         self.finish(reason)
         self._asks.refuse_drawing(self._over_error())
         self.opening = replace(self.opening, item_json="{}")
-        self.offered = replace(self.offered, item_json="{}")
-        self._asks, self._opened = Asks(), None
-        self._journal.clear()
+        self._asks, self._opened, self._step = Asks(), None, None
 
     # The rollout worker
-
-    def can_be_taken_over(self, opening: Opening) -> bool:
-        """Whether another rollout worker may go on with it by this opening: its own is gone, and its agent plays, or has ended it well."""
-        is_same = replace(opening, player=self.opening.player, attempt=self.opening.attempt) == self.opening
-        verdict = self._progress.verdict
-        ends_well = verdict is not None and verdict.status != "error"
-        can_go_on = self._journal.can_be_told_again and not self.lock.locked()
-        return is_same and self.is_claimed and can_go_on and (ends_well or not self.over)
-
-    def take_over(self, opening: Opening, session: str) -> None:
-        """Another rollout worker plays it from now on. It is told all steps again, while the agent goes on."""
-        self.opening, self.session, self.lost = opening, session, None
-        self.heard = time.monotonic()
-        self._journal.begin_again()
 
     async def until_claimed(self, seconds: float) -> bool:
         """Waits for an agent."""
@@ -205,24 +190,21 @@ class AgentEpisode:
             if reply.status == "error":
                 return reply
             self._opened = reply
-        return self._with_recorded(self._opened)
+        return self._opened
 
     async def step(self, request: StepRequest, seconds: float) -> Reply:
-        """What the agent asks after a turn of the policy; the newest turn again gets its first reply."""
-        told = told_of(request)
-        step = self._journal.known(told)
-        if step is None:
+        """What the agent asks after a turn of the policy; the newest step again gets its first reply."""
+        content = request.SerializeToString(deterministic=True)
+        if self._step is None or self._step.request != content:
             if why := self._why_not_next(request):
                 return Reply.error(why)
             self._take(request)
-            step = self._journal.add(told, request.assistant)
-        return await self._reply(step, seconds)
+            self._step = Step(content)
+        return await self._reply(self._step, seconds)
 
     def _why_not_next(self, request: StepRequest) -> str:
         following = self._progress.turns
-        if not self._journal.is_at_end:
-            return "this step is another one than the worker told that played the episode before; play the episode in another attempt"
-        if request.turn == following - 1 and self._journal.newest is not None:
+        if request.turn == following - 1:
             return f"turn {request.turn} was another one before; a repeated request must equal the first"
         is_next = (request.turn, request.refused) == (following, self._progress.refused)
         if not is_next or self._opened is None or self._progress.limit:
@@ -234,13 +216,8 @@ class AgentEpisode:
             reply = await self._next(seconds)
             if reply.is_away:
                 return reply
-            self._journal.answered(step, reply)
-            return reply
-        return self._with_recorded(step.reply)
-
-    def _with_recorded(self, reply: Reply) -> Reply:
-        recorded = self._journal.recorded()
-        return reply if recorded is None else replace(reply, recorded=recorded)
+            step.reply = reply
+        return step.reply
 
     def _take(self, request: StepRequest) -> None:
         """Gives the turn to the request that waits for it."""
@@ -253,7 +230,7 @@ class AgentEpisode:
             self._lease.renew()
         elif asked is not None:
             is_extending = self._histories.find(asked.question).turn is not None
-            turn = policy_turn(self.offered, request, asked.question.request, is_extending)
+            turn = policy_turn(self.opening, request, asked.question.request, is_extending)
             self._progress.turns += 1
             self._progress.outcomes[turn.outcome] += 1
             count_turn(turn.outcome)
@@ -279,11 +256,11 @@ class AgentEpisode:
             if not progress.limit and (asked := self._asks.drawing or self._asks.take()) is not None:
                 return self._asked(asked.question)
             if self._lease.left <= 0:
-                self.finish(f"the agent of episode {self.offered.episode_id} {self._lease.why_over()}")
+                self.finish(f"the agent of episode {self.opening.episode_id} {self._lease.why_over()}")
                 continue
             left = deadline - time.monotonic()
             if left <= 0:
-                return Reply.away(f"the agent of episode {self.offered.episode_id} is alive, and has asked nothing for {seconds:.0f} s")
+                return Reply.away(f"the agent of episode {self.opening.episode_id} is alive, and has asked nothing for {seconds:.0f} s")
             try:
                 async with asyncio.timeout(min(left, self._lease.left)):
                     await self._wait()
@@ -306,7 +283,7 @@ class AgentEpisode:
             raise self._over_error()
 
     def _over_error(self) -> RefusalError:
-        message = f"the episode {self.offered.episode_id} is over: {self._progress.over}; claim another one"
+        message = f"the episode {self.opening.episode_id} is over: {self._progress.over}; claim another one"
         return RefusalError(410, "episode_over", message)
 
     def _limit_error(self) -> RefusalError:

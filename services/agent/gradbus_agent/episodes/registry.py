@@ -16,7 +16,6 @@ from typing import Final
 from gradbus.telemetry import get_logger
 from gradbus_agent.contract import RefusalError, Reply
 from gradbus_agent.episodes.episode import AgentEpisode
-from gradbus_agent.episodes.journal import JournalBytes
 from gradbus_agent.episodes.turns import Opening
 from gradbus_agent.telemetry import count_episodes
 
@@ -32,8 +31,6 @@ _CALL_SECONDS: Final = 5.0
 """An offer is given to agents up to so long after its last Open: a worker that waits for one asks again at once."""
 _OWED_SECONDS: Final = 60.0
 """An episode whose rollout worker has an answer to get, and does not ask for it, is closed after so long."""
-_LOST_SECONDS: Final = 120.0
-"""An episode whose rollout worker is gone waits so long for another one: its group has to be dispatched again, and an engine to start."""
 
 
 @dataclass(slots=True)
@@ -48,7 +45,6 @@ class _Run:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     claims: int = 0
     """That wait."""
-    journals: JournalBytes = field(default_factory=JournalBytes)
     claimed: float = field(default_factory=time.monotonic)
     """When an agent took an episode last; before the first time, when the run offered its first one."""
 
@@ -62,24 +58,22 @@ class Registry:
         self._of_episode: dict[tuple[str, str, str], AgentEpisode] = {}
         self._attempts: OrderedDict[tuple[str, str, str], int] = OrderedDict()
         """The newest attempt of each episode, whether or not it is still open."""
-        self._lost: dict[tuple[str, str], AgentEpisode] = {}
-        """By run and episode: those whose rollout worker is gone, and that another one may take over."""
         self._keys: dict[bytes, AgentEpisode] = {}
         self._ended: OrderedDict[bytes, AgentEpisode] = OrderedDict()
 
     # The rollout worker
 
-    def open(self, opening: Opening, worker: str = "") -> AgentEpisode | Reply:
-        """The episode of an opening, or why there is none.
+    def open(self, opening: Opening, worker: str = "", *, resume: bool = False) -> AgentEpisode | Reply:
+        """The episode of an opening: that of an equal one before, or a new offer, which closes an older attempt's. Or why there is none.
 
-        It is that of an equal opening before; one that a worker has left which is gone; or a new offer, which closes an older attempt's.
+        With `resume` nothing is offered. `worker` plays it from now on.
         """
-        episode = self._opened(opening)
+        episode = self._opened(opening, resume=resume)
         if isinstance(episode, AgentEpisode):
             episode.worker = worker
         return episode
 
-    def _opened(self, opening: Opening) -> AgentEpisode | Reply:
+    def _opened(self, opening: Opening, *, resume: bool) -> AgentEpisode | Reply:
         newest = self._attempts.get(opening.key, -1)
         if opening.attempt < newest:
             return Reply.error(f"attempt {opening.attempt} of this episode is older than attempt {newest}; give it up")
@@ -90,11 +84,10 @@ class Registry:
             known.heard = time.monotonic()
             self._run(known).changed.set()
             return known
+        if resume:
+            return Reply("unknown_session", "the session of this attempt is not open any more; begin another attempt")
         if known is not None:
             self.close(known, "its episode is played in another attempt")
-        lost = self._lost.get(opening.name)
-        if lost is not None and lost.can_be_taken_over(opening):
-            return self._take_over(lost, opening)
         if opening.run_id in self._runs and self._runs[opening.run_id].episodes >= MAX_EPISODES:
             return Reply.away(f"the run has {MAX_EPISODES} episodes, as many as it may; use fewer slots or workers")
         return self._offer(opening)
@@ -102,17 +95,13 @@ class Registry:
     def of_session(self, run_id: str, session: str) -> AgentEpisode | None:
         """The episode of a session."""
         found = self._sessions.get(session)
-        if found is None or found.opening.run_id != run_id:
-            return None
-        self._find_again(found)
-        return found
+        return found if found is not None and found.opening.run_id == run_id else None
 
     def close(self, episode: AgentEpisode, reason: str) -> None:
         """Forgets an episode; its key is of no use any more."""
         if self._sessions.pop(episode.session, None) is None:
             return
         del self._of_episode[episode.opening.key]
-        self._find_again(episode)
         episode.forget(reason)
         run = self._run(episode)
         run.episodes -= 1
@@ -121,17 +110,13 @@ class Registry:
         count_episodes(-1)
 
     def lose(self, workers: Container[str]) -> None:
-        """These workers are gone. What agents play for them waits for another worker, unless one plays it already; all else is closed."""
+        """These workers are gone. What an agent plays waits for another worker if the episode has a journal; all else is closed."""
         lost = [episode for episode in self._sessions.values() if episode.worker in workers]
-        elsewhere = {episode.opening.name for episode in self._sessions.values() if episode.worker not in workers}
-        for episode in lost:
-            if episode.can_be_taken_over(episode.opening) and episode.opening.name not in elsewhere:
-                episode.lost = time.monotonic()
-                self._lost[episode.opening.name] = episode
-            else:
-                self.close(episode, "its rollout worker is gone")
+        closed = [episode for episode in lost if not (episode.opening.is_shared and episode.is_claimed)]
+        for episode in closed:
+            self.close(episode, "its rollout worker is gone")
         if lost:
-            _log.info("worker_gone", episodes=len(lost), waiting=len(self._lost))
+            _log.info("worker_gone", episodes=len(lost), waiting=len(lost) - len(closed))
 
     def unclaimed_seconds(self, run_id: str) -> float:
         """How long no agent has claimed an episode of the run."""
@@ -151,8 +136,8 @@ class Registry:
     def close_idle(self, seconds: float) -> None:
         """Closes episodes that no rollout worker asks for, and forgets runs without episodes.
 
-        A worker that draws may say nothing for so many seconds, also if another one plays the same episode: whether it is alive cannot be
-        known. Any other one waits for an answer in a call, or asks again at once.
+        A worker that draws may say nothing for so many seconds, and an episode with a journal may wait for its next worker. Any other
+        worker waits for an answer in a call, or asks again at once.
         """
         for episode in list(self._sessions.values()):
             if _is_idle(episode, seconds):
@@ -216,40 +201,21 @@ class Registry:
         return found
 
     def _offer(self, opening: Opening) -> AgentEpisode:
-        run = self._runs.setdefault(opening.run_id, _Run())
-        episode = AgentEpisode(opening, secrets.token_hex(16), run.journals)
+        episode = AgentEpisode(opening, secrets.token_hex(16))
         episode.on_over = self._ends
-        self._add(episode)
-        run.episodes += 1
-        if opening.agent == "pull":
-            run.waiting.append(episode)
-            run.changed.set()
-        count_episodes(1)
-        return episode
-
-    def _take_over(self, episode: AgentEpisode, opening: Opening) -> AgentEpisode:
-        """Its key stays, and the agent's requests with it."""
-        del self._sessions[episode.session]
-        del self._of_episode[episode.opening.key]
-        self._find_again(episode)
-        episode.take_over(opening, secrets.token_hex(16))
-        self._add(episode)
-        return episode
-
-    def _add(self, episode: AgentEpisode) -> None:
-        opening = episode.opening
         self._sessions[episode.session] = episode
         self._of_episode[opening.key] = episode
         self._attempts[opening.key] = opening.attempt
         self._attempts.move_to_end(opening.key)
         if len(self._attempts) > _MAX_ATTEMPTS:
             self._attempts.popitem(last=False)
-
-    def _find_again(self, episode: AgentEpisode) -> None:
-        """It is lost no more."""
-        episode.lost = None
-        if self._lost.get(episode.opening.name) is episode:
-            del self._lost[episode.opening.name]
+        run = self._run(episode)
+        run.episodes += 1
+        if opening.agent == "pull":
+            run.waiting.append(episode)
+            run.changed.set()
+        count_episodes(1)
+        return episode
 
     def _run(self, episode: AgentEpisode) -> _Run:
         return self._runs.setdefault(episode.opening.run_id, _Run())
@@ -264,9 +230,8 @@ class Registry:
 
 
 def _is_idle(episode: AgentEpisode, seconds: float) -> bool:
-    if episode.lost is not None:
-        return time.monotonic() - episode.lost >= _LOST_SECONDS
-    return not episode.is_heard(seconds if episode.is_drawing else min(seconds, _OWED_SECONDS))
+    may_be_silent = episode.is_drawing or (episode.opening.is_shared and episode.is_claimed)
+    return not episode.is_heard(seconds if may_be_silent else min(seconds, _OWED_SECONDS))
 
 
 def _taken(run: _Run, capacity: int) -> list[AgentEpisode]:

@@ -38,9 +38,9 @@ class Opening:
         return self.run_id, self.player, self.episode_id
 
     @property
-    def name(self) -> tuple[str, str]:
-        """Of the episode, whoever plays it."""
-        return self.run_id, self.episode_id
+    def is_shared(self) -> bool:
+        """Whether it has a journal, by which the next worker goes on with it."""
+        return not self.player
 
     @property
     def agent(self) -> str:
@@ -91,7 +91,6 @@ def open_response(session: str, reply: Reply) -> pb.OpenResponse:
         is_away=reply.is_away,
         is_queued=reply.is_queued,
         max_new_tokens=reply.max_new_tokens,
-        recorded=reply.recorded,
     )
     if reply.status == "ok":
         response.session = session
@@ -109,7 +108,6 @@ def step_response(reply: Reply) -> pb.StepResponse:
         messages=map(_message, reply.messages),
         after_turn=reply.after_turn,
         max_new_tokens=reply.max_new_tokens,
-        recorded=reply.recorded,
     )
     if reply.conversation is not None:
         response.conversation.CopyFrom(_conversation(reply.conversation))

@@ -74,7 +74,7 @@ def _routes(endpoint: Endpoint) -> list[BaseRoute]:
 
     async def end(request: Request) -> Response:
         episode = _named(request, endpoint)
-        episode.end(verdict_of(read_object(await read_body(request)), episode.offered.attempt))
+        episode.end(verdict_of(read_object(await read_body(request)), episode.opening.attempt))
         return JSONResponse(episode.counters())
 
     async def beat(request: Request) -> Response:

@@ -160,7 +160,9 @@ class Evaluator:
         await self._config.events.flush()
         await self._stored.write(encode_result(result))
         self.newest = result
-        await GroupStore(self._clients.buffer, self._config.record.run_id).discard_evaluation(version, pipeline.judged)
+        record = self._config.record
+        store = GroupStore(self._clients.buffer, record.run_id, journaled=record.spec.may_have_journal)
+        await store.discard_evaluation(version, pipeline.judged)
         await self.close()
 
     async def _reported(self, version: int, judged: Mapping[int, LogEntry]) -> Result:

@@ -52,7 +52,7 @@ class GroupPipeline:
         run_id = config.record.run_id
         self._config = config
         self._wake = wake
-        self._store = GroupStore(clients.buffer, run_id)
+        self._store = GroupStore(clients.buffer, run_id, journaled=config.record.spec.may_have_journal)
         self.traces = GroupTraces(run_id, clients.trace_groups, config.tasks)
         self._dispatcher = Dispatcher(queue, run_id, self.traces, config.tasks)
         self._scoring = Scoring(clients, run_id, config.record.spec, self.traces, self._on_judged, config.tasks)

@@ -51,7 +51,7 @@ class RunLoop:
         self._steps = record.spec.schedule.steps
         self._wake = asyncio.Event()
         self._queue = TaskQueue(clients.bus, record.run_id)
-        self._log = ExperienceLog(clients.buffer, record.run_id)
+        self._log = ExperienceLog(clients.buffer, record.run_id, journaled=record.spec.may_have_journal)
         self._heads = Heads(record.run_id, self._wake)
         self._schedule = schedule_for(record.spec)
         self._learning_signal = LearningSignal(record.spec)

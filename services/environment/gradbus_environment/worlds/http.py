@@ -14,6 +14,7 @@ from gradbus.strict_json import is_unicode
 from gradbus.user_services.addresses import AddressPolicy, AddressRefusedError
 from gradbus_environment.answers import AnswerError, checked_reward, ok_answer, opening_messages, step_messages
 from gradbus_environment.contract import (
+    DETERMINISM,
     Answer,
     Description,
     Document,
@@ -97,11 +98,11 @@ class HttpWorld:
     def _described(self, said: Document) -> Description:
         name, version, digest = (_text(said, field, required=field == "name") for field in ("name", "version", "digest"))
         determinism = said.get("determinism", "none")
-        if determinism not in {"seeded", "none"}:
-            raise AnswerError('determinism is neither "seeded" nor "none"; send one')
+        if determinism not in DETERMINISM:
+            raise AnswerError('determinism is none of "seeded", "recorded" and "none"; send one')
         tools = described_tools(said.get("tools", []))
         whole = canonical({"name": name, "version": version, "tools": [[one.name, one.description, one.parameters_json] for one in tools]})
-        return Description(name, digest or hashlib.sha256(whole.encode()).hexdigest(), determinism == "seeded", tools)
+        return Description(name, digest or hashlib.sha256(whole.encode()).hexdigest(), determinism, tools)
 
 
 def _failed(said: Document) -> Answer | None:

@@ -71,7 +71,7 @@ class McpWorld:
         finally:
             await self._end(session)
         whole = canonical([name, [[one.name, one.description, one.parameters_json] for one in tools]])
-        return Description(name, hashlib.sha256(whole.encode("utf-8", "replace")).hexdigest(), is_seeded=False, tools=tools)
+        return Description(name, hashlib.sha256(whole.encode("utf-8", "replace")).hexdigest(), determinism="recorded", tools=tools)
 
     async def open(self, session: Session, seconds: float) -> Answer:
         """Begins a session of the server. The conversation is the row's prompt."""

@@ -72,7 +72,7 @@ class OpenEnvWorld:
         except (AnswerError, AddressRefusedError) as error:
             raise EnvironmentRefusedError(f"{self._name} described itself wrongly: {error}") from error
         whole = canonical([[one.name, one.description, one.parameters_json] for one in tools])
-        return Description("OpenEnv", hashlib.sha256(whole.encode()).hexdigest(), is_seeded=False, tools=tools)
+        return Description("OpenEnv", hashlib.sha256(whole.encode()).hexdigest(), determinism="recorded", tools=tools)
 
     async def open(self, session: Session, seconds: float) -> Answer:
         """Connects and resets. What it observes is the first message of the user; nothing: the row's prompt."""

@@ -63,7 +63,7 @@ class PythonWorld:
         except TimeoutError as error:
             raise UserCodeError(f"no child of the environment could be started in {seconds:.0f} s; the machine is too busy") from error
         digest = hashlib.sha256(canonical({"source": self._source, "python": str(loaded.get("python"))}).encode("utf-8", "replace"))
-        return Description("Environment", digest.hexdigest(), is_seeded=True, tools=[_tool(one) for one in loaded.get("tools", [])])
+        return Description("Environment", digest.hexdigest(), determinism="seeded", tools=[_tool(one) for one in loaded.get("tools", [])])
 
     async def open(self, session: Session, seconds: float) -> Answer:
         """Calls `reset`."""

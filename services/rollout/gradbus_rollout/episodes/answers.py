@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from gradbus.formats.tokens import pack_ids, unpack_ids
+from gradbus.formats.tokens import pack_ids
 from gradbus.tokenizer.turns import ChatCall, ChatConversation, ChatMessage
 from gradbus.v1.environment_service_pb2 import AssistantTurn, Conversation, DrawnTokens, StepResponse
 from gradbus.v1.episode_pb2 import (
@@ -17,7 +17,6 @@ from gradbus.v1.episode_pb2 import (
     Message,
     Turn,
 )
-from gradbus_rollout.engines.base import Completion, TokenSpan
 from gradbus_rollout.episodes.transcript import Transcript
 
 _MOST_SHOWN: Final = 65_536
@@ -71,13 +70,6 @@ def drawn_tokens(transcript: Transcript, turn: Turn) -> DrawnTokens:
         version_first=versions[0] if versions else 0,
         version_last=versions[-1] if versions else 0,
     )
-
-
-def as_completion(recorded: AssistantTurn) -> Completion:
-    """A turn that an agent was told before, all of it by one version, as if it had just been drawn."""
-    ids = unpack_ids(recorded.drawn.token_ids)
-    spans = (TokenSpan(0, len(ids), recorded.drawn.version_first),)
-    return Completion(ids, recorded.drawn.logprobs, spans, "length" if recorded.finish == "length" else "stop")
 
 
 def as_chat(messages: Sequence[Message]) -> list[ChatMessage]:

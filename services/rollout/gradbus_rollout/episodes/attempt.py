@@ -1,4 +1,7 @@
-"""One attempt to play an episode: draw, parse, step, extend, a turn at a time. The engine's slot is free while the environment works."""
+"""One attempt to play an episode: draw, parse, step, extend, a turn at a time. The engine's slot is free while the environment works.
+
+What the episode's journal has is taken from there; everything else follows from it. A session is opened when the first answer is not there.
+"""
 
 from __future__ import annotations
 
@@ -29,21 +32,12 @@ from gradbus.v1.episode_pb2 import (
     Turn,
 )
 from gradbus.v1.reward_pb2 import REWARD_STATUS_INVALID, REWARD_STATUS_OK, SampleReward
-from gradbus_rollout.engines.base import Engine, PromptGroup
-from gradbus_rollout.episodes.answers import (
-    Rewards,
-    as_assistant,
-    as_chat,
-    as_completion,
-    as_conversation,
-    drawn_tokens,
-    end_name,
-    end_with,
-    said,
-)
+from gradbus_rollout.engines.base import Completion, Engine, PromptGroup
+from gradbus_rollout.episodes.answers import Rewards, as_assistant, as_chat, as_conversation, drawn_tokens, end_name, end_with, said
 from gradbus_rollout.episodes.codec import TurnCodec
 from gradbus_rollout.episodes.environment import EnvironmentClient
 from gradbus_rollout.episodes.episode import EpisodeLimits, EpisodeStart, PlayedEpisode
+from gradbus_rollout.episodes.journal import Journal, Journals
 from gradbus_rollout.episodes.transcript import TokenSequence, Transcript
 from gradbus_rollout.tasks.generation_traces import TurnTimes
 
@@ -61,6 +55,8 @@ class PlayerParts:
     turns: TurnCodec
     environment: EnvironmentClient
     limits: EpisodeLimits
+    journals: Journals | None = None
+    """None: episodes of this run are not recorded."""
 
 
 class _Room(NamedTuple):
@@ -73,17 +69,16 @@ class _Room(NamedTuple):
 class Attempt:
     """One attempt to play an episode."""
 
-    def __init__(self, parts: PlayerParts, start: EpisodeStart, attempt: int) -> None:
-        self._start, self._attempt = start, attempt
+    def __init__(self, parts: PlayerParts, start: EpisodeStart, journal: Journal) -> None:
+        self._start, self._journal, self._attempt = start, journal, journal.attempt
         self._engine, self._turns, self._environment = parts.engine, parts.turns, parts.environment
         self._limits = parts.limits
         self._session = ""
+        """Empty until the environment is asked."""
         self._first = self._sequence = TokenSequence(start.prompt_ids)
         """What the next turn is drawn after."""
         self._most_tokens = 0
         """That the next turn may have, if an agent wants fewer than the run's; 0: no bound."""
-        self._recorded: AssistantTurn | None = None
-        """The next turn, if a worker that is gone drew it for the agent."""
         self._asked: Counter[str] = Counter()
         self._refused = 0
         """Requests of an agent that had no room."""
@@ -93,7 +88,7 @@ class Attempt:
 
     async def play(self) -> PlayedEpisode:
         """Raises EnvironmentFaultError for a failure that the policy did not cause."""
-        await self._open()
+        await self._begin(await self._journal.opened(self._open))
         fits = True
         while True:
             room = self._room() if fits else _Room(0, END_REASON_CONTEXT)
@@ -107,6 +102,10 @@ class Attempt:
         """The episode as a masked sample."""
         outcome = SampleReward(status=REWARD_STATUS_INVALID, reason=reason)
         return PlayedEpisode(self._first.prompt_ids, self._transcript, END_REASON_FAILED, outcome, self._attempt)
+
+    def leave(self) -> None:
+        """Leaves the session, if there is one, to whoever plays on."""
+        self._session = ""
 
     async def close(self) -> None:
         """Ends the session, if there is one."""
@@ -134,20 +133,24 @@ class Attempt:
         answer = await self._step(request)
         return END_REASON_UNSPECIFIED if may_go_on and not answer.done else reason, answer
 
-    async def _open(self) -> None:
-        start = self._start
+    async def _open(self, *, resume: bool = False) -> OpenResponse:
+        start, is_shared = self._start, self._journal.is_read
         answer = await self._environment.open(
             OpenRequest(
-                episode_id=start.episode_id,
+                episode_id=self._journal.name if is_shared else start.episode_id,
                 attempt=self._attempt,
                 item_json=start.item,
                 seed=start.world_seed,
                 traceparent=start.traceparent,
-                player=start.player,
+                player="" if is_shared else start.player,
+                resume=resume,
             )
         )
         self._session = answer.session
-        self._take_up(answer)
+        return answer
+
+    async def _begin(self, answer: OpenResponse) -> None:
+        self._most_tokens = answer.max_new_tokens
         if answer.HasField("conversation"):
             self._first = await self._conversation(as_conversation(answer.conversation))
         elif answer.messages:
@@ -161,11 +164,6 @@ class Attempt:
             return TokenSequence(await self._turns.conversation(given), given.tools_json)
         except DatasetError as error:
             raise InvalidItemError(str(error)) from error
-
-    def _take_up(self, answer: OpenResponse | StepResponse) -> None:
-        """What an agent says of the next turn."""
-        self._most_tokens = answer.max_new_tokens
-        self._recorded = answer.recorded if answer.HasField("recorded") else None
 
     def _room(self) -> _Room:
         limits = self._limits
@@ -181,12 +179,14 @@ class Attempt:
         start, sequence, number = self._start, self._sequence, len(self._transcript.turns)
         prompt = sequence.context
         seed = self._seed(prompt)
-        if self._recorded is None:
+
+        async def generated() -> Completion:
             (group,) = await self._engine.generate([PromptGroup(start.episode_id, prompt, (seed,), start.greedy, room)])
             (completion,) = group.completions
             crash_points.reached("mid-turn")
-        else:
-            completion = as_completion(self._recorded)
+            return completion
+
+        completion = await self._journal.drawn(seed, generated)
         turn = self._transcript.draw(sequence, completion, seed)
         parsed = await self._turns.parse(DrawnTurn(completion.token_ids, completion.finish, sequence.tools_json))
         turn.text = parsed.text
@@ -235,15 +235,21 @@ class Attempt:
         return told
 
     async def _step(self, request: StepRequest) -> StepResponse:
-        """The environment's answer; opens a session again that the service lost, but an agent's, which cannot go on."""
+        """The answer to a turn."""
+        return await self._journal.answered(lambda: self._ask(request))
+
+    async def _ask(self, request: StepRequest) -> StepResponse:
+        """The environment's answer to a turn. A session that the service lost is opened again, if its turns can be repeated."""
         while True:
+            if not self._session:
+                await (self._open(resume=True) if self._journal.is_read else self._open_again(request.turn))
+            request.session = self._session
             try:
                 return await self._environment.step(request)
             except SessionLostError:
-                if self._limits.is_agents:
+                if self._limits.is_agents or self._journal.is_read:
                     raise
-                await self._open_again(request.turn)
-                request.session = self._session
+                self._session = ""
 
     def _request(self, number: int, assistant: AssistantTurn, end: EndReason = END_REASON_UNSPECIFIED) -> StepRequest:
         is_last = end != END_REASON_UNSPECIFIED
@@ -255,7 +261,7 @@ class Attempt:
     async def _open_again(self, turns: int) -> None:
         """Repeats the first turns in a new session. Raises EnvironmentFaultError if the environment answers in another way."""
         before, repeated = self._first.prompt_ids, self._transcript.turns[:turns]
-        await self._open()
+        await self._begin(await self._open())
         answers = [await self._environment.step(self._request(n, as_assistant(turn))) for n, turn in enumerate(repeated)]
         pairs = zip(answers, repeated, strict=True)
         if before != self._first.prompt_ids or any(said(answer) != said(turn) for answer, turn in pairs):
@@ -266,7 +272,7 @@ class Attempt:
     async def _go_on(self, answer: StepResponse) -> bool:
         """Takes up what is asked next, if the context then has room for another turn."""
         transcript, context = self._transcript, self._limits.context_length
-        self._take_up(answer)
+        self._most_tokens = answer.max_new_tokens
         if answer.HasField("conversation"):
             self._sequence = await self._conversation(as_conversation(answer.conversation))
             if not transcript.turns:  # the one before had no room

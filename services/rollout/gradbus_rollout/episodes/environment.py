@@ -22,6 +22,8 @@ from gradbus.spec import EnvironmentSpec
 from gradbus.telemetry import get_logger
 from gradbus.tokenizer.turns import TurnSettings
 from gradbus.v1.environment_service_pb2 import (
+    DETERMINISM_RECORDED,
+    DETERMINISM_SEEDED,
     ENVIRONMENT_STATUS_ERROR,
     ENVIRONMENT_STATUS_OK,
     ENVIRONMENT_STATUS_UNKNOWN_SESSION,
@@ -167,6 +169,33 @@ class RunEnvironment:
     section: EnvironmentSpec
     client: EnvironmentClient
     description: DescribeResponse
+
+    @property
+    def is_seeded(self) -> bool:
+        """Whether its answers are a function of seed and calls: a session can be made again."""
+        return self.description.determinism == DETERMINISM_SEEDED
+
+    @property
+    def has_journal(self) -> bool:
+        """Whether its episodes are recorded."""
+        if self.section.journal is not None:
+            return self.section.journal
+        return self.description.determinism == DETERMINISM_RECORDED
+
+    def check_determinism(self) -> None:
+        """Raises EnvironmentFaultError if a run in it cannot be deterministic, not even given the records of its episodes."""
+        if self.is_seeded or (self.has_journal and self.description.determinism == DETERMINISM_RECORDED):
+            return
+        name = self.description.name
+        if self.description.determinism == DETERMINISM_RECORDED:
+            raise EnvironmentFaultError(
+                f"the run is deterministic and the environment {name} only by the records of its episodes; leave out journal = false, or "
+                "set deterministic = false"
+            )
+        raise EnvironmentFaultError(
+            f"the run is deterministic and the environment {name} does not say that its answers depend on seed and calls alone; let it "
+            'describe itself as "seeded", or as "recorded" if its answers are to be recorded, or set deterministic = false'
+        )
 
     @property
     def turn_settings(self) -> TurnSettings:

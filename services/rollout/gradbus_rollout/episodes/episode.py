@@ -8,6 +8,7 @@ from typing import Final
 from gradbus.spec import EnvironmentSpec, RunSpec
 from gradbus.v1.episode_pb2 import END_REASON_CONTEXT, END_REASON_LENGTH, END_REASON_MAX_TOKENS, EndReason
 from gradbus.v1.reward_pb2 import SampleReward
+from gradbus_rollout.episodes.journal import JournalPlace
 from gradbus_rollout.episodes.transcript import TokenSequence, Transcript
 
 _CUT_OFF: Final = frozenset({END_REASON_LENGTH, END_REASON_MAX_TOKENS, END_REASON_CONTEXT})
@@ -28,6 +29,7 @@ class EpisodeStart:
     traceparent: str
     player: str
     """Unique to this play: another worker may play the same episode at the same time."""
+    place: JournalPlace
 
 
 @dataclass(slots=True)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 from gradbus import crash_points
 from gradbus.aio.tasks import gather_or_cancel
+from gradbus.buffer import keys
 from gradbus.control.runs import RunRecord
-from gradbus.errors import EnvironmentFaultError
+from gradbus.errors import EnvironmentFaultError, SupersededError
 from gradbus.formats.tokens import pack_ids, unpack_ids
 from gradbus.ids import environment_seed, sample_id
-from gradbus.telemetry import under
+from gradbus.telemetry import get_logger, under
 from gradbus.v1.environment_service_pb2 import DescribeResponse
 from gradbus.v1.episode_pb2 import Episode, Turn
 from gradbus.v1.group_pb2 import Group
@@ -23,6 +24,7 @@ from gradbus_rollout.engines.base import Completion, GroupCompletion, PromptGrou
 from gradbus_rollout.episodes.answers import shortened
 from gradbus_rollout.episodes.attempt import PlayerParts
 from gradbus_rollout.episodes.episode import EpisodeStart, PlayedEpisode
+from gradbus_rollout.episodes.journal import JournalPlace
 from gradbus_rollout.episodes.metrics import count_episodes
 from gradbus_rollout.episodes.player import EpisodePlayer
 from gradbus_rollout.episodes.transcript import TokenSequence
@@ -31,6 +33,7 @@ from gradbus_rollout.tasks.generation_traces import TaskTimes, first_trace
 from gradbus_rollout.tasks.sampler import GroupHeaders, PromptTables
 from gradbus_rollout.tasks.samples import prompt_group
 
+_log = get_logger(__name__)
 _MOST_BYTES: Final = 1 << 28
 """Of a group: half of the largest value that the buffer takes."""
 _EPISODES_PER_SLOT: Final = 4
@@ -67,14 +70,14 @@ class EpisodeSampler:
                 [_completions(prompt.key, episodes) for prompt, episodes in zip(prompts, played, strict=True)],
                 [[episode.transcript.times for episode in episodes] for episodes in played],
             )
-            groups = [self._filled(*of_group) for of_group in zip(headers, prompts, played, strict=True)]
+            groups = [self._filled(*of_group) for of_group in zip(headers, prompts, played, strict=True) if of_group[2]]
             count_episodes(sample for group in groups for sample in group.samples)
-            await self._name_prompts(groups, ids)
+            await self._name_prompts(groups, {group.index: of_row for group, of_row in zip(task.groups, ids, strict=True)})
         return groups
 
-    async def _name_prompts(self, groups: Sequence[Group], ids: Sequence[tuple[int, ...]]) -> None:
+    async def _name_prompts(self, groups: Sequence[Group], ids: Mapping[int, tuple[int, ...]]) -> None:
         """The texts of conversations that the environment began, in place of the rows' prompts."""
-        begun = [group for group, of_row in zip(groups, ids, strict=True) if group.prompt_ids != pack_ids(of_row)]
+        begun = [group for group in groups if group.prompt_ids != pack_ids(ids[group.index])]
         texts = await self._tables.training.decode([unpack_ids(group.prompt_ids) for group in begun])
         for group, text in zip(begun, texts, strict=True):
             group.prompt_text = text
@@ -82,6 +85,8 @@ class EpisodeSampler:
     def _starts(self, task: Task, group: GroupTask, prompt: PromptGroup, item: str) -> list[EpisodeStart]:
         purpose = "evaluation" if task.kind == TaskKind.TASK_KIND_EVALUATION else "train"
         world = environment_seed(self._record.spec.seed, purpose, group.index)
+        run_id = self._record.run_id
+        journal = keys.journal(run_id, group.index) if purpose == "train" else keys.evaluation_journal(run_id, task.version, group.index)
         return [
             EpisodeStart(
                 episode_id=f"{purpose}.{task.version}.{group.index}.{n}",
@@ -92,12 +97,18 @@ class EpisodeSampler:
                 greedy=prompt.greedy,
                 traceparent=group.traceparent,
                 player=secrets.token_hex(8),
+                place=JournalPlace(journal, n),
             )
             for n, seed in enumerate(prompt.seeds)
         ]
 
     async def _play(self, starts: Sequence[EpisodeStart]) -> list[PlayedEpisode]:
-        return await gather_or_cancel([self._player.play(start) for start in starts])
+        """The episodes of a group; none if another worker plays it from here on."""
+        try:
+            return await gather_or_cancel([self._player.play(start) for start in starts])
+        except SupersededError as error:
+            _log.info("group_superseded", episode=starts[0].episode_id, error=str(error))
+            return []
 
     def _filled(self, header: Group, prompt: PromptGroup, episodes: Sequence[PlayedEpisode]) -> Group:
         """The group with its samples.

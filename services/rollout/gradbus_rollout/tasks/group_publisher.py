@@ -28,6 +28,8 @@ class GroupPublisher:
 
     async def publish(self, task: Task, groups: Sequence[Group]) -> None:
         """Writes the groups, waiting for as long as the buffer is away. The message afterwards is only a hint and may be lost."""
+        if not groups:
+            return
         while True:
             try:
                 if task.kind == TaskKind.TASK_KIND_TRAIN:

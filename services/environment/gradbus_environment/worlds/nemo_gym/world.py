@@ -107,7 +107,7 @@ class NemoGymWorld:
         paths = described.get("paths")
         found: Document = paths if isinstance(paths, dict) else {}
         digest = hashlib.sha256(canonical(described).encode("utf-8", "replace")).hexdigest()
-        description = Description("NeMo Gym", digest, is_seeded=False, tools_by_episode=True)
+        description = Description("NeMo Gym", digest, determinism="recorded", tools_by_episode=True)
         if {"/reset", "/step"} <= found.keys():
             return Gymnasium(self._server), description
         if "/verify" in found:
