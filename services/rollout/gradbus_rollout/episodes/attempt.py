@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from gradbus import crash_points
 from gradbus.errors import DatasetError, EnvironmentFaultError, InvalidItemError, SessionLostError
 from gradbus.formats.tokens import pack_ids
 from gradbus.ids import asked_turn_seed, digest_of, turn_seed
@@ -118,6 +119,7 @@ class Attempt:
                 player=start.player,
             )
         )
+        crash_points.reached("episode-opened")
         self._session, self._most_tokens = answer.session, answer.max_new_tokens
         if answer.HasField("conversation"):
             self._first = await self._conversation(as_conversation(answer.conversation))
@@ -147,6 +149,7 @@ class Attempt:
         start, sequence, number = self._start, self._sequence, len(self._transcript.turns)
         prompt = sequence.context
         seed = self._seed(prompt)
+        crash_points.reached("mid-draw")  # of other episodes: the engine draws for all of them
         (group,) = await self._engine.generate([PromptGroup(start.episode_id, prompt, (seed,), start.greedy, room)])
         (completion,) = group.completions
         turn = self._transcript.draw(sequence, completion, seed)
@@ -180,7 +183,9 @@ class Attempt:
     async def _answer(self, turn: Turn, end: EndReason, began: int) -> StepResponse:
         """The environment's answer to the newest turn, which keeps it; drawing began then, in nanoseconds since 1970."""
         drawn = time.time_ns()
+        crash_points.reached("turn-drawn")
         answer = await self._step(len(self._transcript.turns) - 1, self._told(turn), end)
+        crash_points.reached("turn-answered")
         self._transcript.times.append(TurnTimes(began, drawn, time.time_ns(), turn.end - turn.start, turn.finish))
         turn.messages.extend(answer.messages)
         turn.state_digest = answer.state_digest
