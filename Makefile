@@ -32,7 +32,7 @@ IN_TWO = python -m pytest -m "not slow and not engines" -n 2 --dist loadfile --n
 PROTOC = python -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) proto/gradbus/v1/*.proto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-tools demo-compose test test-faults test-compose test-engines check types promises proto proto-image proto-drift fmt bench load profile gpu-check
+.PHONY: help demo demo-tools demo-faults demo-compose test test-faults test-compose test-engines check types promises proto proto-image proto-drift fmt bench load profile gpu-check
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ demo: $(VENV)/.installed-demo  ## a language model learns to add, in under three
 
 demo-tools: $(VENV)/.installed-demo  ## a language model learns to use a calculator; DEMO="--tool off": without its help
 	@python examples/calculator/demo_tools.py $(DEMO)
+
+demo-faults: $(VENV)/.installed-demo  ## a language model learns by a tool that fails, to the same bits; DEMO="--tool off": without its help
+	@python examples/ledger/demo_faults.py $(DEMO)
 
 test: $(VENV)/.installed-dev  ## every test but the long ones
 	$(IN_TWO) $(PYTEST) tests/contract tests/integration tests/engines tests/unit$(NONE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -84,14 +84,15 @@ def stack(state: Path) -> Iterator[StateFolder]:
             time.sleep(0.1)
 
 
-def measure(folder: StateFolder, spec: Json) -> Measured:
-    """Submits the spec over REST and measures until the run ends."""
+def measure(folder: StateFolder, spec: Json, watch: Callable[[Json], None] = lambda _: None) -> Measured:
+    """Submits the spec over REST and measures until the run ends; `watch` sees the run twice a second."""
     with Client.discover(folder.root) as client:
         seen = Measured(client.submit(spec, ADDITION))
         while seen.run["finished_at"] is None:
             seen.look(folder)
             time.sleep(0.5)
             seen.run = client.run(seen.run["id"])
+            watch(seen.run)
         seen.look(folder)
         seen.events = list(events_of(client, seen.run["id"]))
     if seen.run["state"] != "succeeded":

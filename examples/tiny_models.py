@@ -36,13 +36,18 @@ def held_out(problem: str) -> bool:
 
 def character_tokenizer(chat_template: str | None = None, characters: str = CHARACTERS) -> PreTrainedTokenizerFast:
     """One token for each character after three special ones, 56 in all, without a BOS token."""
-    vocabulary = {token: n for n, token in enumerate((*SPECIAL, *characters))}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    backend.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+    tokenizer = word_tokenizer(characters, r"[\s\S]")
     tokenizer.chat_template = chat_template
     return tokenizer
+
+
+def word_tokenizer(words: Iterable[str], pattern: str) -> PreTrainedTokenizerFast:
+    """One token for each word after three special ones, without a BOS token; `pattern` finds the words in a text."""
+    vocabulary = {token: n for n, token in enumerate((*SPECIAL, *words))}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), "isolated")
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
 
 
 def tiny_qwen2(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2ForCausalLM:

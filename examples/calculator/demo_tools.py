@@ -9,7 +9,6 @@ import argparse
 import signal
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,27 +16,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the examples sha
 
 from calculator.make_model import TOOLS, Settings, make
 from demo import STATE, chapter, console, stack
+from training import Trained, cancel_left, show_curve, show_episodes, train
 
 from gradbus.client import Client, load_spec
 from gradbus.errors import GradbusError
 
 FOLDER: Final = Path(__file__).resolve().parent
 STEPS: Final = 100
-SHOWN: Final = 2
 LIES: Final = {"schedule.steps": 1, "schedule.groups_per_step": 4, "evaluation.every": 1, "checkpoint.every": 1}
 """Of the run that only plays the trained model with a tool that is wrong."""
 
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Trained:
-    """A run that is over, and what it measured."""
-
-    run: Json
-    curve: list[tuple[int, float]]
-    """(version, share of the held-out products that greedy decoding answers exactly)."""
-    seconds: float
 
 
 def main() -> int:
@@ -58,9 +47,7 @@ def main() -> int:
     data = make(STATE / f"calculator-{options.seed}", Settings(options.seed))
     try:
         with stack() as client:
-            for left in client.runs()["data"]:
-                if left["finished_at"] is None:  # left by an interrupted demo; it would be trained first
-                    client.cancel(left["id"])
+            cancel_left(client)
             learn(client, data, options.seed, options.steps, options.tool)
     except GradbusError as error:
         console.print(str(error), style="red", markup=False)
@@ -72,19 +59,19 @@ def main() -> int:
 def learn(client: Client, data: Path, seed: int, steps: int, tool: str) -> Trained:
     """Warm-up and training, shown as they go. Raises GradbusError if a run fails."""
     chapter("2", "A warm-up by imitation of somebody clumsy, whose calls and answers are right once in three times")
-    warm = train(client, "warm_up.toml", body("warm_up.toml", data, seed))
+    warm = train(client, FOLDER / "warm_up.toml", body("warm_up.toml", data, seed))
     chapter("3", f"Reinforcement learning: {steps} steps of GRPO, 16 products a step, 8 episodes of two turns to each")
     of_training = "off" if tool == "off" else "on"
     changes = {"model.run": warm.run["id"], "schedule.steps": steps}
-    trained = train(client, "calculator.toml", body("calculator.toml", data, seed, of_training, changes))
-    console.print("\n".join(f"  step {version:>4}  {bar(share)}" for version, share in trained.curve))
+    trained = train(client, FOLDER / "calculator.toml", body("calculator.toml", data, seed, of_training, changes))
+    show_curve(trained.curve)
     before, after = trained.curve[0][1], trained.curve[-1][1]
     console.print(f"  held-out products right, greedily: [bold]{before:.1%}[/] before, [bold green]{after:.1%}[/] after")
     show_episodes(client, trained.run)
     if tool == "wrong":
         chapter("4", "The same model with a tool whose results are wrong by 111,111")
         changes = {"model.run": trained.run["id"], **LIES}
-        lies = train(client, "calculator.toml", body("calculator.toml", data, seed, "wrong", changes))
+        lies = train(client, FOLDER / "calculator.toml", body("calculator.toml", data, seed, "wrong", changes))
         console.print(f"  held-out products right, greedily: [bold]{lies.curve[0][1]:.1%}[/]: the answer is what the tool says")
         show_episodes(client, lies.run)
     return trained
@@ -99,48 +86,6 @@ def body(spec: str, data: Path, seed: int, tool: str = "on", changes: Json | Non
             name = Path(made[section][field])
             made[section][field] = str(data / (name.name if tool == "on" else f"{name.stem}-{tool}{name.suffix}"))
     return made
-
-
-def train(client: Client, spec: str, given: Json) -> Trained:
-    """The run once it has succeeded. Raises GradbusError if it does not."""
-    begun = time.monotonic()
-    run_id = client.submit(given, FOLDER)["id"]
-    try:
-        with console.status("training") as status:
-            while (run := client.run(run_id))["finished_at"] is None:
-                status.update(f"step {run['progress']['step']} of {run['steps']}")
-                time.sleep(0.5)
-    except BaseException:
-        client.cancel(run_id)
-        raise
-    if run["state"] != "succeeded":
-        raise GradbusError(f"the run {run_id} is {run['state']}: {run['reason']}; the services' logs are in {STATE / 'logs'}")
-    seconds = time.monotonic() - begun
-    console.print(f"  {run['steps']} steps of examples/calculator/{spec} in {seconds:.0f} s")
-    evaluations = [event["data"] for event in client.all_events(run_id) if event["type"] == "evaluation"]
-    curve = sorted((one["version"], one["accuracy"]) for one in evaluations if one.get("accuracy") is not None)
-    return Trained(run, curve, seconds)
-
-
-def show_episodes(client: Client, run: Json) -> None:
-    """The first episodes of the last step as conversations."""
-    page = client.samples(run["id"], step=run["steps"] - 1, limit=8 * SHOWN)
-    for sample in page["data"][::8]:
-        console.print(f"\n  [bold]{sample['prompt']}[/]")
-        for turn in sample["episode"]["turns"]:
-            for call in turn["calls"]:
-                console.print(f"    model  calls {call['name']} {call['arguments']}", markup=False)
-            if turn["text"]:
-                console.print(f"    model  {turn['text']}", markup=False)
-            for message in turn["messages"]:
-                console.print(f"    {message['role']:<5}  {message['content']}", markup=False)
-        verdict = "right" if sample["components"].get("exact") else "wrong"
-        console.print(f"    {verdict}, reward {sample['reward']:.2f}", style="dim")
-
-
-def bar(share: float) -> str:
-    """A share as a bar of 40 characters."""
-    return f"{'█' * round(40 * share):<40} {share:.1%}"
 
 
 if __name__ == "__main__":

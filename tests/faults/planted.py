@@ -1,4 +1,4 @@
-"""Services with one planted fault each: a suite that does not fail with them would prove nothing.
+"""Services with one planted fault each, for a suite that does not fail with them would prove nothing; and one that stands still for a kill.
 
 python planted.py FAULT MODULE        starts MODULE (gradbus_trainer, ...) with FAULT in it
 """
@@ -6,8 +6,12 @@ python planted.py FAULT MODULE        starts MODULE (gradbus_trainer, ...) with 
 from __future__ import annotations
 
 import asyncio
+import os
 import runpy
 import sys
+import time
+from collections import Counter
+from pathlib import Path
 
 
 def ack_early() -> None:
@@ -75,7 +79,31 @@ def version_after_reply() -> None:
     TorchEngine.generate = generate_and_stamp
 
 
-FAULTS = {fault.__name__: fault for fault in (ack_early, cursor, no_fence, version_after_reply)}
+def holds() -> None:
+    """It stands still at named points until the test has killed somebody: GRADBUS_HOLDS is `point:pass:victim,...`.
+
+    A file of that name in GRADBUS_HOLDS_DIR says that it stands there, and the suffix `.done` that it may go on.
+    """
+    from gradbus import crash_points
+
+    folder = Path(os.environ["GRADBUS_HOLDS_DIR"])
+    asked = {hold.rpartition(":")[0]: folder / hold for hold in os.environ["GRADBUS_HOLDS"].split(",")}
+    passes: Counter[str] = Counter()
+
+    def stand(point):
+        passes[point] += 1
+        place = asked.get(f"{point}:{passes[point]}")
+        if place is None or place.exists():
+            return
+        place.touch()
+        until = time.monotonic() + 60.0
+        while not place.with_suffix(".done").exists() and time.monotonic() < until:
+            time.sleep(0.005)
+
+    crash_points.reached = stand
+
+
+FAULTS = {fault.__name__: fault for fault in (ack_early, cursor, no_fence, version_after_reply, holds)}
 
 if __name__ == "__main__":
     name, module = sys.argv[1:3]

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 import grpc
 
+from gradbus import crash_points
 from gradbus.errors import UserCodeError
 from gradbus.process import Process
 from gradbus.process.limits import return_memory
@@ -82,6 +83,7 @@ class EnvironmentService(EnvironmentServiceServicer):
             answer = Answer("unknown_session", "the service does not know this session; open the episode again and repeat its turns")
             if run is not None:
                 _, answer = await _answered("step", run, context, stepped)
+                crash_points.reached("before-answer")
         count_answer("step", answer.status)
         return step_message(answer)
 

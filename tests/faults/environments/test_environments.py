@@ -1,63 +1,140 @@
-"""A run with an environment: whoever dies between two turns, the weights, episodes and rewards are those of an undisturbed run."""
+"""A run with an environment: whoever dies at a point of an episode, weights, episodes and rewards are those of an undisturbed run."""
 
+import asyncio
+import importlib.util
+import random
+import sys
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from ledger import check, read_ledger
 from smoke import train
 
+from gradbus.embedded import Stack, StackConfig
 from gradbus.v1.episode_pb2 import END_REASON_FAILED
 from gradbus.v1.group_pb2 import Group
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "guess"
-KILLS = ("environment", "rollout-0", "environment", "conductor", "environment", "buffer")
+EXAMPLE = Path(__file__).parents[3] / "examples" / "ledger"
+PLANTED = str(Path(__file__).parents[1] / "planted.py")
+POINTS = ("episode-opened", "mid-draw", "turn-drawn", "turn-answered", "before-put", "after-put")
+"""Of a rollout worker: a session is there; other turns are being drawn; a call has no result yet; a result is not kept yet; a group is
+whole and not in the buffer; it is there and nobody knows."""
+VICTIMS = ("rollout-0", "environment", "conductor", "buffer", "nats", "reward", "trainer-0")
+EACH_POINT = ("environment", "rollout-0", "environment", "conductor", "buffer", "trainer-0")
+"""The victims at `POINTS` in the short test."""
+SHORT, LONG = 12, 40
+GROUPS, SIZE = 8, 4
 
 
-@pytest.fixture
-def guessing(game):
-    """Makes a short run in the world of the example, whose answers also draw random numbers."""
-    source = (EXAMPLE / "environment.py").read_text().replace("import Any\n", "import Any\nimport random\n")
-    source = source.replace('{"message": "<"', '{"message": "-" * random.randint(0, 1) + "<"').replace('else ">"', 'else "-" + ">"')
+@pytest.fixture(scope="session")
+def pages(tmp_path_factory):
+    """Model and data of the ledger."""
+    spec = importlib.util.spec_from_file_location("make_ledger", EXAMPLE / "make_model.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module.make(tmp_path_factory.mktemp("pages"))
+
+
+@pytest.fixture(scope="session")
+def looking_up(pages):
+    """Makes a short run of the example, with a scorer beside the environment."""
+    scorer = "def grade(sample, item):\n    return 0.01 * len(sample['output_text'])\n"
 
     def make(steps):
         return {
-            "name": "guess",
-            "model": {"path": str(game / "model")},
-            "data": {"train": str(game / "letters.jsonl"), "eval": str(game / "letters.jsonl")},
-            "environment": {"source": source, "max_turns": 4},
-            "rollout": {"slots": 32, "group_size": 4, "max_new_tokens": 2, "stop_token_ids": list(range(3, 18))},
-            "schedule": {"groups_per_step": 8, "steps": steps},
+            "name": "ledger",
+            "model": {"path": str(pages / "model")},
+            "data": {"train": str(pages / "train.jsonl"), "eval": str(pages / "eval.jsonl")},
+            "environment": {"source": (EXAMPLE / "environment.py").read_text(), "max_turns": 3},
+            "reward": {"grader": {"type": "python", "source": scorer}},
+            "rollout": {"slots": 16, "group_size": SIZE, "max_new_tokens": 2, "stop_token_ids": list(range(3, 23))},
+            "schedule": {"groups_per_step": GROUPS, "steps": steps},
             "checkpoint": {"every": 4, "keep": 100},
-            "evaluation": {"every": 8, "samples": 15, "metric": "found"},
+            "evaluation": {"every": steps, "samples": 16, "metric": "exact"},
         }
 
     return make
 
 
-def episodes(ledger):
-    """By index, all that happened: tokens, log-probabilities, turns, rewards. An attempt more is no difference."""
-    found = {}
+class Calm:
+    """The undisturbed runs by their number of steps, each made once."""
+
+    def __init__(self, folder, spec_of):
+        self.folder, self.spec_of, self.known = folder, spec_of, {}
+
+    async def of(self, steps):
+        """Digest and episodes."""
+        if steps not in self.known:
+            async with Stack(StackConfig(state=self.folder / str(steps), port=0)) as stack:
+                self.known[steps] = await played(stack, self.spec_of(steps))
+        return self.known[steps]
+
+
+@pytest.fixture(scope="session")
+def calm(tmp_path_factory, looking_up):
+    return Calm(tmp_path_factory.mktemp("calm"), looking_up)
+
+
+def holds_of(victims, seed):
+    """A death at each point, when an episode or a group of the first dozens is there."""
+    draw, turns = random.Random(seed), {"before-put": (2, 6), "after-put": (2, 6)}
+    return [f"{point}:{draw.randint(*turns.get(point, (20, 60)))}:{victim}" for point, victim in zip(POINTS, victims, strict=True)]
+
+
+async def kill_as_asked(stack, folder):
+    """Kills whom the held workers name, until it is cancelled."""
+    done = set()
+    while True:
+        for asked in sorted(folder.iterdir()):
+            if asked.suffix != ".done" and asked.name not in done:
+                done.add(asked.name)
+                await stack.kill(asked.name.rpartition(":")[2])
+                asked.with_suffix(".done").touch()
+        await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def held_stack(make, folder, holds, rollouts=1):
+    """A stack whose first rollout stands still at the points; in the end everybody has died there."""
+    folder.mkdir()
+    variables = {"GRADBUS_HOLDS": ",".join(holds), "GRADBUS_HOLDS_DIR": str(folder)}
+    command = [sys.executable, PLANTED, "holds", "gradbus_rollout"]
+    async with make(rollouts, command_overrides={"rollout-0": command}, environment_overrides={"rollout-0": variables}) as stack:
+        killing = asyncio.create_task(kill_as_asked(stack, folder))
+        try:
+            yield stack
+        finally:
+            killing.cancel()
+    assert {asked.name for asked in folder.iterdir() if asked.suffix != ".done"} == set(holds), "not every point was reached"
+
+
+async def played(stack, spec):
+    """The final digest and, by index, all that happened: tokens, log-probabilities, turns, rewards. An attempt more is no difference."""
+    outcome = await train(stack, spec, seconds=900.0)
+    assert outcome.state == "succeeded"
+    found, ledger = {}, read_ledger(stack.state.root, outcome.run_id)
+    assert check(ledger, GROUPS, spec["schedule"]["steps"], max_staleness=1, fixed_lag=True) == []
     for index, entry in ledger.entries.items():
         group = Group.FromString(entry.group)
         for sample in group.samples:
             assert sample.episode.end_reason != END_REASON_FAILED
             sample.episode.attempt = 0
         found[index] = entry.verdict, [sample.SerializeToString(deterministic=True) for sample in group.samples], list(entry.rewards)
-    return found
+    return outcome.digest, found
 
 
-@pytest.mark.parametrize(("steps", "kills"), [(24, KILLS), pytest.param(120, KILLS * 3, marks=pytest.mark.slow)])
-async def test_deaths_between_turns_change_neither_weights_nor_episodes(stack_of, guessing, steps, kills):
-    spec = guessing(steps)
-    async with stack_of(2) as stack:
-        calm = await train(stack, spec)
-        disturbed = await train(stack, spec, kills, seed=1, seconds=600.0)
-        assert (calm.state, disturbed.state) == ("succeeded", "succeeded")
-        assert disturbed.digest == calm.digest
-        ledgers = [read_ledger(stack.state.root, run.run_id) for run in (calm, disturbed)]
-    for ledger in ledgers:
-        assert check(ledger, 8, steps, max_staleness=1, fixed_lag=True) == []
-    assert episodes(ledgers[0]) == episodes(ledgers[1])
-    assert len(disturbed.killed) >= 3, "the run lives long enough to be disturbed"
+async def test_a_death_at_each_point_of_an_episode_changes_neither_weights_nor_episodes(stack_of, looking_up, calm, tmp_path):
+    async with held_stack(stack_of, tmp_path / "holds", holds_of(EACH_POINT, 0)) as stack:
+        assert await played(stack, looking_up(SHORT)) == await calm.of(SHORT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("victim", VICTIMS)
+async def test_whoever_dies_at_all_points_changes_neither_weights_nor_episodes(stack_of, looking_up, calm, tmp_path, victim, seed):
+    async with held_stack(stack_of, tmp_path / "holds", holds_of((victim,) * len(POINTS), seed)) as stack:
+        assert await played(stack, looking_up(LONG)) == await calm.of(LONG)

@@ -5,6 +5,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Qwen2ForCausalLM
 
 from gradbus.control.runs import WorkerPresence
 from gradbus.errors import EnvironmentFaultError
@@ -127,6 +130,42 @@ async def test_each_turn_is_drawn_from_all_tokens_before_it(play, episode_engine
             (drawn,) = await episode_engine.generate([PromptGroup("again", prompt + ids[: turn.start], (turn.seed,))])
             assert drawn.completions[0].token_ids == ids[turn.start : turn.end]
             assert drawn.completions[0].logprobs == sample.logprobs[4 * turn.start : 4 * turn.end]
+
+
+async def test_each_turn_begins_with_the_version_that_its_span_names_whenever_weights_change(play, episode_engine, model_folder, tmp_path):
+    """New weights at every third turn, while others are drawn: nothing that an older version computed is used by the next turn."""
+    weights = load_file(model_folder / "model.safetensors")
+    loaded = {4: weights}
+
+    class SwappingWorld(World):
+        async def Step(self, request, context):  # noqa: N802 - named by gRPC
+            answer = await super().Step(request, context)
+            if len(self.stepped) % 3 == 0:
+                version = max(loaded) + 1
+                loaded[version] = {name: tensor * (1.0 + 0.1 * (version - 4)) for name, tensor in weights.items()}
+                save_file(loaded[version], tmp_path / str(version))
+                await episode_engine.load([tmp_path / str(version)], version)
+            return answer
+
+    groups = await play(SwappingWorld(last=6))
+    model, seen = Qwen2ForCausalLM.from_pretrained(model_folder), set()
+    for group in groups:
+        prompt = np.frombuffer(group.prompt_ids, "<i4").tolist()
+        for sample in group.samples:
+            ids = torch.tensor([*prompt, *np.frombuffer(sample.token_ids, "<i4").tolist()])
+            logprobs = torch.tensor(np.frombuffer(sample.logprobs, "<f4").copy())
+            drawn = [span for span in sample.spans if span.trainable]
+            assert [span.version for span in drawn] == sorted(span.version for span in drawn)
+            firsts = {span.turn: span for span in reversed(drawn)}  # the engine keeps what a turn in flight has computed before a load
+            for span in firsts.values():
+                model.load_state_dict(loaded[span.version])
+                with torch.no_grad():
+                    expected = torch.log_softmax(model(ids[None]).logits[0].float(), -1)
+                at = torch.arange(span.start, span.end)
+                found = expected[at + len(prompt) - 1, ids[at + len(prompt)]]
+                assert (found - logprobs[at]).abs().max() < 1e-4
+            seen |= {tuple(span.version for span in drawn)}
+    assert any(len(set(versions)) > 1 for versions in seen), "weights change in the middle of an episode"
 
 
 async def test_faults_that_pass_and_sessions_that_are_lost_leave_the_same_samples(play):

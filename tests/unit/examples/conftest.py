@@ -47,6 +47,16 @@ def calculator():
 
 
 @pytest.fixture(scope="session")
+def ledger_pages():
+    return loaded(EXAMPLES / "ledger/make_model.py")
+
+
+@pytest.fixture(scope="session")
+def ledger_server():
+    return loaded(EXAMPLES / "ledger/server.py")
+
+
+@pytest.fixture(scope="session")
 def reward_server():
     return loaded(EXAMPLES / "chat/reward_server.py")
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from redis.exceptions import RedisError
 
+from gradbus import crash_points
 from gradbus.bus import Bus, subjects
 from gradbus.experience import GroupStore
 from gradbus.telemetry import get_logger
@@ -30,6 +31,7 @@ class GroupPublisher:
         """Writes the groups, waiting for as long as the buffer is away. The message afterwards is only a hint and may be lost."""
         if not groups:
             return
+        crash_points.reached("before-put")
         while True:
             try:
                 if task.kind == TaskKind.TASK_KIND_TRAIN:
@@ -40,6 +42,7 @@ class GroupPublisher:
             except (RedisError, OSError) as error:
                 _log.info("buffer_unreachable", run_id=self._run_id, error=f"{type(error).__name__}: {error}")
                 await asyncio.sleep(_RETRY_SECONDS)
+        crash_points.reached("after-put")
         hint = GroupsSampled(
             run_id=self._run_id,
             kind=task.kind,
