@@ -74,6 +74,7 @@ async def _described(player: Player, report: Report) -> DescribeResponse | None:
 
 def _take_description(report: Report, described: DescribeResponse) -> None:
     report.name, report.digest = described.name, described.digest
+    report.sandbox = described.sandbox
     report.declares_seeded = described.determinism == DETERMINISM_SEEDED
     report.tools = [
         {"name": tool.name, "description": tool.description, "parameters": json.loads(tool.parameters_json or "{}")}

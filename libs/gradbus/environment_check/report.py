@@ -43,6 +43,8 @@ class Report:
     name: str = ""
     digest: str = ""
     declares_seeded: bool = False
+    sandbox: str = ""
+    """How the commands that it executes are confined."""
     tools: list[dict[str, str]] = field(default_factory=list)
     episodes: int = 0
     turns: int = 0

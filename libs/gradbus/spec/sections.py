@@ -270,6 +270,9 @@ class EnvironmentSpec(Section):
     step_seconds: Number = Field(
         30.0, ge=0.1, le=3600.0, description="Deadline of one answer of the environment, or of an agent's next step."
     )
+    sandbox: Literal["namespaces", "bubblewrap", "gvisor"] | None = Field(
+        None, description="With `source`: `self.sandbox.run` executes commands, confined at least so much. Default: it does not."
+    )
 
 
 def most_drawn(rollout: RolloutSpec, environment: EnvironmentSpec | None) -> int:

@@ -44,6 +44,7 @@ def description_message(description: Description) -> pb.DescribeResponse:
         determinism=determinism,
         tools=tools,
         tools_by_conversation=description.tools_by_episode,
+        sandbox=description.sandbox,
     )
 
 
