@@ -34,6 +34,7 @@ class CheckOptions:
     )
     episodes: Annotated[int, typer.Option(min=1, max=1000, help="Episodes, each played in two processes.")] = 8
     step_seconds: Annotated[float, typer.Option(min=0.1, max=3600.0, help="Deadline of one answer.")] = 30.0
+    sandbox: Annotated[str | None, typer.Option(help="How commands are confined: namespaces, bubblewrap.", show_default=False)] = None
     scored: Annotated[bool, typer.Option("--scored", help="The run has a [reward] too: episodes may end without one.")] = False
     as_json: AsJson = False
 
@@ -86,7 +87,7 @@ def _section(options: CheckOptions) -> EnvironmentSpec:
 
     from gradbus.spec.sections import EnvironmentSpec
 
-    given: dict[str, Any] = {"step_seconds": options.step_seconds}
+    given: dict[str, Any] = {"step_seconds": options.step_seconds, "sandbox": options.sandbox}
     if "://" in options.environment:
         given["service"] = options.environment
     else:
@@ -131,6 +132,8 @@ def _print(report: Report) -> None:
     typer.echo(f"{printable(report.name) or 'environment'}  {report.digest[:12]}")
     for tool in report.tools:
         typer.echo(f"  tool       {printable(_signature(tool))}  {printable(tool['description'].partition(chr(10))[0])}")
+    if report.sandbox:
+        typer.echo(f"  sandbox    {printable(report.sandbox)}")
     if report.episodes:
         typer.echo(f"  played     {report.episodes} episodes with {report.turns} turns and {report.calls} calls, in two processes")
         typer.echo(f"  seeded     {_determinism(report)}")

@@ -111,6 +111,7 @@ ROLES: Final[Mapping[str, Role]] = {
                 "GRADBUS_ALLOW_UNISOLATED_NETWORK",
                 "GRADBUS_CHILDREN",
                 "GRADBUS_MAX_CHILDREN",
+                "GRADBUS_MAX_SANDBOXES",
                 "GRADBUS_SESSION_SECONDS",
             ),
         ),

@@ -75,6 +75,7 @@ async def _described(player: Player, report: Report) -> DescribeResponse | None:
 
 def _take_description(report: Report, described: DescribeResponse) -> None:
     report.name, report.digest = described.name, described.digest
+    report.sandbox = described.sandbox
     report.declared = _DECLARED.get(described.determinism, "none")
     report.tools = [
         {"name": tool.name, "description": tool.description, "parameters": json.loads(tool.parameters_json or "{}")}

@@ -44,6 +44,8 @@ class Report:
     digest: str = ""
     declared: Literal["seeded", "recorded", "none"] = "none"
     """What it says of its determinism."""
+    sandbox: str = ""
+    """How the commands that it executes are confined."""
     tools: list[dict[str, str]] = field(default_factory=list)
     episodes: int = 0
     turns: int = 0

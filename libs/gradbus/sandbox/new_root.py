@@ -10,7 +10,7 @@ import ctypes
 import os
 import platform
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 1, 2, 4, 32, 1 << 12, 1 << 14, 1 << 18
 _MNT_DETACH = 2
@@ -19,24 +19,29 @@ _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _STAGING = ("/tmp", "/mnt", "/var")  # noqa: S108 - hidden by a mount that only this process sees
 
 
-def enter_new_root(libc: ctypes.CDLL, paths: Sequence[str], user: int, group: int) -> bool:
+def map_ids(process: str, ids: Sequence[tuple[int, int]]) -> None:
+    """Names the users and groups of the user namespace of a process (`self`, or its number): pairs of a user and a group, which are the
+    same outside. Without them nobody could own a file there. Raises OSError."""
+    _write(f"/proc/{process}/setgroups", "deny")
+    _write(f"/proc/{process}/uid_map", "\n".join(f"{user} {user} 1" for user, _ in ids))
+    _write(f"/proc/{process}/gid_map", "\n".join(f"{group} {group} 1" for _, group in ids))
+
+
+def enter_new_root(libc: ctypes.CDLL, paths: Sequence[str], writable: Mapping[str, str] | None = None) -> bool:
     """Makes a folder with nothing but `paths` the root of this process. False where the kernel refuses it.
 
-    The process has just entered user and mount namespaces of its own; `user` and `group` are its effective ids outside.
+    The process has just entered user and mount namespaces of its own, and its ids are mapped. `writable` are folders that are empty
+    file systems in memory, with their mount options, such as `size=64m`.
     """
     try:
-        # Without a mapping nobody could own a file of the new root.
-        _write("/proc/self/setgroups", "deny")
-        _write("/proc/self/uid_map", f"{user} {user} 1")
-        _write("/proc/self/gid_map", f"{group} {group} 1")
         _mount(libc, None, "/", None, _MS_REC | _MS_PRIVATE)
-        _change_root(libc, _outermost(paths))
+        _change_root(libc, _outermost(paths), writable or {})
     except OSError:
         return False
     return True
 
 
-def _change_root(libc: ctypes.CDLL, paths: Sequence[str]) -> None:
+def _change_root(libc: ctypes.CDLL, paths: Sequence[str], writable: Mapping[str, str]) -> None:
     staging = next((path for path in _STAGING if os.path.isdir(path)), "")
     # Opened first, because the mount may hide them.
     handles = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in paths}
@@ -44,7 +49,11 @@ def _change_root(libc: ctypes.CDLL, paths: Sequence[str]) -> None:
     for path, handle in handles.items():
         _bind(libc, handle, staging + path)
         os.close(handle)
+    for path in writable:
+        os.makedirs(staging + path, exist_ok=True)
     _make_read_only(libc, staging)
+    for path, options in writable.items():
+        _mount(libc, "tmpfs", staging + path, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
     os.chdir(staging)
     # The old root comes to lie on top of the new one, and is taken off: pivot_root(2).
     _check(libc.syscall(_PIVOT_ROOT[platform.machine()], b".", b"."), "pivot_root")
@@ -72,7 +81,7 @@ def _bind(libc: ctypes.CDLL, handle: int, target: str) -> None:
 
 def _outermost(paths: Sequence[str]) -> list[str]:
     """The paths that exist and do not lie below another."""
-    existing = [path for path in paths if os.path.exists(path)]
+    existing = [path for path in dict.fromkeys(paths) if os.path.exists(path)]
     return [path for path in existing if not any(path.startswith(f"{other}/") for other in existing)]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import platform
 import struct
+from collections.abc import Collection
 
 _PR_SET_SECCOMP = 22
 
@@ -64,23 +65,30 @@ _REFUSED_FCNTL = {"F_SETOWN": 8, "F_SETSIG": 10, "F_SETOWN_EX": 15, "F_SETLEASE"
 """Commands of fcntl refused: the kernel would send any signal to any process of the same user, or give the pipes of all less room."""
 _OPEN_TO_CHANGE = 0o1 | 0o2 | 0o100 | 0o1000 | 0o20000000
 """Flags of open refused: O_WRONLY, O_RDWR, O_CREAT, O_TRUNC, O_TMPFILE."""
+_CLONE_NAMESPACES = 0x7E020000
+"""Flags of clone refused."""
+_CLONE3, _AF_UNIX = 435, 1
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 # Classic BPF: load a word of seccomp_data; jump; jump if equal, if at least, if any bit is set; return.
 _LOAD, _JUMP, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x05, 0x15, 0x35, 0x45, 0x06
 _KILL, _EPERM, _ENOSYS, _ALLOW = 0x80000000, 0x00050001, 0x00050026, 0x7FFF0000
-_NUMBER, _ARCHITECTURE, _SECOND_ARGUMENT, _THIRD_ARGUMENT = 0, 4, 24, 32
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _SECOND_ARGUMENT, _THIRD_ARGUMENT = 0, 4, 16, 24, 32
 """Offsets in seccomp_data; of an argument, that of its lower half."""
 _Step = tuple[int, int, int, int]
 """Code, jump if true, jump if false, operand (of `_JUMP`: the jump). A jump counts from the step after it."""
 
 
-def filter_calls(libc: ctypes.CDLL) -> bool:
-    """Makes the system calls of `_REFUSED` and those with refused arguments fail with EPERM for the rest of this process's life."""
+def filter_calls(libc: ctypes.CDLL, allowed: Collection[str] = ()) -> bool:
+    """Makes the system calls of `_REFUSED` and those with refused arguments fail with EPERM for the rest of this process's life.
+
+    `allowed` names those of `_REFUSED` that are not refused, for a process in a PID namespace and a root folder of its own. Of `clone` new
+    namespaces stay refused, and of `socketpair` all but pairs of Unix sockets; `clone3` does not exist for it.
+    """
     machine = platform.machine()
     if machine not in _AUDIT_ARCH:
         return False
-    program = b"".join(struct.pack("=HBBI", *step) for step in _program(_AUDIT_ARCH[machine], list(_AUDIT_ARCH).index(machine)))
+    program = b"".join(struct.pack("=HBBI", *step) for step in _program(_AUDIT_ARCH[machine], list(_AUDIT_ARCH).index(machine), allowed))
     buffer = ctypes.create_string_buffer(program, len(program))
     header = ctypes.create_string_buffer(struct.pack("@HP", len(program) // 8, ctypes.addressof(buffer)))
     mode_filter = 2
@@ -88,15 +96,27 @@ def filter_calls(libc: ctypes.CDLL) -> bool:
     return installed == 0
 
 
-def _program(arch: int, column: int) -> list[_Step]:
+def _program(arch: int, column: int, allowed: Collection[str] = ()) -> list[_Step]:
     """Kills calls of a foreign architecture, refuses the listed ones and those newer than the list, allows the rest."""
-    refused = [number for pair in _REFUSED.values() if (number := pair[column]) is not None]
+    refused = [number for name, pair in _REFUSED.items() if name not in allowed and (number := pair[column]) is not None]
     commands = list(_REFUSED_FCNTL.values())
-    checks = [
-        *_argument_check(_FCNTL[column], _SECOND_ARGUMENT, _EQUAL, commands),
-        *_argument_check(_OPEN[column], _SECOND_ARGUMENT, _ANY_BIT, [_OPEN_TO_CHANGE]),
-        *_argument_check(_OPENAT[column], _THIRD_ARGUMENT, _ANY_BIT, [_OPEN_TO_CHANGE]),
-    ]
+    checks = _argument_check(_FCNTL[column], _SECOND_ARGUMENT, _EQUAL, commands)
+    if "creat" not in allowed:
+        checks += _argument_check(_OPEN[column], _SECOND_ARGUMENT, _ANY_BIT, [_OPEN_TO_CHANGE])
+        checks += _argument_check(_OPENAT[column], _THIRD_ARGUMENT, _ANY_BIT, [_OPEN_TO_CHANGE])
+    socketpair = _REFUSED["socketpair"][column]
+    if "clone" in allowed:
+        checks += _argument_check(_REFUSED["clone"][column], _FIRST_ARGUMENT, _ANY_BIT, [_CLONE_NAMESPACES])
+        # Its flags are in memory, where a filter sees nothing; the C library then uses clone.
+        checks += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ENOSYS)]
+    if "socketpair" in allowed and socketpair is not None:
+        checks += [
+            (_EQUAL, 0, 4, socketpair),
+            (_LOAD, 0, 0, _FIRST_ARGUMENT),
+            (_EQUAL, 0, 1, _AF_UNIX),
+            (_RETURN, 0, 0, _ALLOW),
+            (_RETURN, 0, 0, _EPERM),
+        ]
     return [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, arch),

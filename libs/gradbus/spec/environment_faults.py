@@ -55,6 +55,9 @@ def _source_faults(environment: EnvironmentSpec) -> Iterator[Fault]:
     if len(given) != 1:
         shown = " and ".join(given) or "none of them"
         yield Fault("environment", "an environment has exactly one source", shown, "exactly one of `service`, `source` and `agent`")
+    elif environment.sandbox is not None and environment.source is None and environment.file is None:
+        message = "commands are executed for Python environments alone"
+        yield Fault("environment.sandbox", message, environment.sandbox, "none, or an environment with a `source`")
     elif environment.file is not None:
         yield Fault("environment.file", "the command line replaces a file by its text", environment.file, "`source`")
     elif environment.service is not None and not _is_address(environment.service):

@@ -275,6 +275,9 @@ class EnvironmentSpec(Section):
         description="Each turn is recorded, so that another worker goes on where one died. Default: if the environment calls itself "
         "recorded.",
     )
+    sandbox: Literal["namespaces", "bubblewrap", "gvisor"] | None = Field(
+        None, description="With `source`: `self.sandbox.run` executes commands, confined at least so much. Default: it does not."
+    )
 
     @property
     def may_have_journal(self) -> bool:

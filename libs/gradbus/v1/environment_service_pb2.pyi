@@ -51,18 +51,20 @@ class DescribeRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., environment_json: _Optional[str] = ...) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("name", "digest", "determinism", "tools", "tools_by_conversation")
+    __slots__ = ("name", "digest", "determinism", "tools", "tools_by_conversation", "sandbox")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     DETERMINISM_FIELD_NUMBER: _ClassVar[int]
     TOOLS_FIELD_NUMBER: _ClassVar[int]
     TOOLS_BY_CONVERSATION_FIELD_NUMBER: _ClassVar[int]
+    SANDBOX_FIELD_NUMBER: _ClassVar[int]
     name: str
     digest: str
     determinism: Determinism
     tools: _containers.RepeatedCompositeFieldContainer[Tool]
     tools_by_conversation: bool
-    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., determinism: _Optional[_Union[Determinism, str]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tools_by_conversation: bool = ...) -> None: ...
+    sandbox: str
+    def __init__(self, name: _Optional[str] = ..., digest: _Optional[str] = ..., determinism: _Optional[_Union[Determinism, str]] = ..., tools: _Optional[_Iterable[_Union[Tool, _Mapping]]] = ..., tools_by_conversation: bool = ..., sandbox: _Optional[str] = ...) -> None: ...
 
 class OpenRequest(_message.Message):
     __slots__ = ("run_id", "environment_json", "episode_id", "attempt", "item_json", "seed", "traceparent", "player", "worker", "resume")

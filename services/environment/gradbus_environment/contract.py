@@ -58,6 +58,8 @@ class Description:
     tools: Sequence[ToolDescription] = ()
     tools_by_episode: bool = False
     """Whether each episode has tools of its own."""
+    sandbox: str = ""
+    """The confinement of the commands that it executes; empty: it executes none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from gradbus.sandbox.budget import ProcessBudget
 from gradbus.telemetry import get_logger
 from gradbus_environment.runs import OpenRun
 from gradbus_environment.worlds.factory import WorldSettings, create_world, read_section
+from gradbus_environment.worlds.sandboxes import Sandboxes
 
 _log = get_logger(__name__)
 IDLE_SECONDS: Final = 20.0
@@ -21,11 +22,12 @@ IDLE_SECONDS: Final = 20.0
 class Registry:
     """Makes the environment of a run at its first call, and closes it when it is idle."""
 
-    def __init__(self, settings: WorldSettings, *, max_children: int, session_seconds: float) -> None:
-        """`max_children`: of all runs together. `session_seconds`: how long a session without a call is kept."""
+    def __init__(self, settings: WorldSettings, *, max_children: int, max_sandboxes: int, session_seconds: float) -> None:
+        """`max_children`, `max_sandboxes`: of all runs together. `session_seconds`: how long a session without a call is kept."""
         self._settings = settings
         self._session_seconds = session_seconds
         self._budget = ProcessBudget(max_children)
+        self._sandboxes = Sandboxes(max_sandboxes)
         self._runs: dict[tuple[str, str], OpenRun] = {}
         """By run and its `[environment]` section."""
 
@@ -35,7 +37,7 @@ class Registry:
         key = run_id, environment_json
         if key not in self._runs:
             section = read_section(environment_json)
-            self._runs[key] = OpenRun(section, create_world(section, self._settings, self._budget))
+            self._runs[key] = OpenRun(section, create_world(section, self._settings, self._budget, self._sandboxes))
         async with _used(self._runs[key]) as run:
             yield run
 

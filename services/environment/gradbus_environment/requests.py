@@ -43,6 +43,7 @@ def description_message(description: Description) -> pb.DescribeResponse:
         determinism=DETERMINISM[description.determinism],
         tools=tools,
         tools_by_conversation=description.tools_by_episode,
+        sandbox=description.sandbox,
     )
 
 

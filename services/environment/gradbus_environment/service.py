@@ -133,7 +133,12 @@ async def serve(settings: EnvironmentSettings, process: Process) -> None:
     """Serves until the process is asked to stop, then finishes the calls in flight."""
     if settings.python_environments:
         await _log_confinement(allow_network=settings.allow_unisolated_network)
-    registry = Registry(settings.worlds, max_children=settings.max_children, session_seconds=settings.session_seconds)
+    registry = Registry(
+        settings.worlds,
+        max_children=settings.max_children,
+        max_sandboxes=settings.max_sandboxes,
+        session_seconds=settings.session_seconds,
+    )
     server, live = RpcServer(settings.rpc), LiveCallers(_LOST_SECONDS)
     add_EnvironmentServiceServicer_to_server(EnvironmentService(registry, live), server.server)
     await server.start()

@@ -18,6 +18,7 @@ class EnvironmentSettings(ProcessSettings):
     allowed_hosts: tuple[str, ...] = Field((), description='Hosts that environments may be at, as a JSON list: ["world", "*.svc"].')
     children: int = Field(2, ge=1, description="Processes of one run's Python environment that its sessions share.")
     max_children: int = Field(32, ge=1, description="Processes of all runs' Python environments; at the limit, starts wait.")
+    max_sandboxes: int = Field(4, ge=1, description="Commands of all runs' Python environments at once; others wait.")
     session_seconds: float = Field(900.0, gt=0.0, description="A session that had no call for so long is closed.")
     allow_unisolated_network: bool = Field(False, description="Run Python environments even where their network cannot be taken away.")
 

@@ -2,23 +2,29 @@
 
 Lines of JSON both ways:
   out  {"layers": {...}}                    once, after confinement: gradbus/sandbox/child.py
-  in   {"source": source}                   once
+  in   {"source": source, "has_sandbox": bool}
+                                            once
   out  {"loaded": {"tools": [...], "python": version} | {"fault": reason}}
                                             once
   in   [n, call, session, fields, [session]]
                                             a call, `open` or `step`, and the sessions that were closed since the last one
+  out  [n, {"command": command}]            in a call, any number of times: a command for a sandbox; gradbus/sandbox/commands/request.py
+  in   {"outcome": outcome} | {"refused": reason}
+                                            what came of it
   out  [n, answer]                          status: ok, invalid, fault (of the user's code) or memory
 """
 
 from __future__ import annotations
 
 import json
+import os
 import platform
 from dataclasses import asdict
 from typing import Any
 
 from gradbus.sandbox.child import confined_pipes, described, receive, send
 from gradbus_environment.sandbox import trl
+from gradbus_environment.sandbox.commands import Sandbox
 from gradbus_environment.sandbox.tools import RESERVED, Tool, ToolError, tools_of
 from gradbus_environment.sandbox.world import Document, FaultError, InvalidRewardError, World
 
@@ -30,7 +36,16 @@ def main() -> None:
     if pipes is None or first is None:
         return
     incoming, outgoing = pipes
-    worlds = _Worlds()
+    number = 0
+
+    def asked(command: Document) -> Document:
+        send(outgoing, [number, {"command": command}])
+        said = receive(incoming)
+        if said is None:  # the parent is gone
+            os._exit(0)
+        return dict(said)
+
+    worlds = _Worlds(Sandbox(asked if first["has_sandbox"] else None))
     send(outgoing, {"loaded": worlds.load(first["source"])})
     while (message := receive(incoming)) is not None:
         number, call, session, fields, closed = message
@@ -42,7 +57,8 @@ def main() -> None:
 class _Worlds:
     """The user's class, and its objects by session."""
 
-    def __init__(self) -> None:
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
         self._class: Any = None
         self._tools: dict[str, Tool] = {}
         self._open: dict[str, World] = {}
@@ -82,7 +98,10 @@ class _Worlds:
 
     def _created(self, seed: int) -> World:
         try:
-            return World(self._class(), self._tools, seed)
+            environment = self._class()
+            if not hasattr(environment, "sandbox"):
+                environment.sandbox = self._sandbox
+            return World(environment, self._tools, seed)
         except MemoryError:
             raise
         except BaseException as error:  # noqa: BLE001 - whatever it raises is told to the user

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gradbus.sandbox.bounds import MAX_REASON, MAX_WHERE
 from gradbus.sandbox.process import ChildProgram, ConfinedProcess, ProcessStoppedError, SourceError, boot
@@ -19,18 +19,34 @@ _FOLDER = str(Path(__file__).resolve().parents[2])
 Document = dict[str, Any]
 
 
+class CommandServer(Protocol):
+    """Executes commands outside the child, which may start no process."""
+
+    async def execute(self, asked: Any, limit: asyncio.Timeout) -> Document:
+        """{"outcome": ...}, or {"refused": reason} for what no sandbox takes. Moves `limit` by the wait for a place.
+
+        Raises UserCodeError if there is no sandbox.
+        """
+        ...
+
+
 class EnvironmentProcess(ConfinedProcess):
     """A confined process that holds sessions of one environment."""
 
     _calls = 0
+    _commands: CommandServer | None = None
     loaded: Document
     """The tools, and the version of Python."""
 
     @classmethod
-    async def start(cls, source: str, *, allow_network: bool) -> EnvironmentProcess:
-        """Starts, confines and loads. Raises SourceError for a source that fails, UserCodeError if it cannot be confined."""
+    async def start(cls, source: str, *, allow_network: bool, commands: CommandServer | None = None) -> EnvironmentProcess:
+        """Starts, confines and loads. Raises SourceError for a source that fails, UserCodeError if it cannot be confined.
+
+        `commands` executes what the source asks of `self.sandbox`.
+        """
         program = ChildProgram("environment", "environment", _BOOT, _FOLDER, _LINE_BYTES)
         process = await cls.confined(program, allow_network=allow_network)
+        process._commands = commands
         try:
             process.loaded = await process._load(source)
         except BaseException:
@@ -47,9 +63,9 @@ class EnvironmentProcess(ConfinedProcess):
         self.resume()
         self._calls += 1
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds) as limit:
                 await self._send([self._calls, call, session, fields, closed])
-                match await self._receive():
+                match await self._receive_answer(limit):
                     case [self._calls, {"status": "ok"} as answer]:
                         pass
                     case [self._calls, {"status": "invalid" | "fault" | "memory", "reason": str(reason), **others} as answer] if not others:
@@ -65,10 +81,20 @@ class EnvironmentProcess(ConfinedProcess):
             raise
         return dict(answer)
 
+    async def _receive_answer(self, limit: asyncio.Timeout) -> Any:
+        """The answer to the call; before it the child may ask for commands, which come of the call's own time."""
+        while True:
+            said = await self._receive()
+            match said:
+                case [self._calls, {"command": asked}] if self._commands is not None:
+                    await self._send(await self._commands.execute(asked, limit))
+                case _:
+                    return said
+
     async def _load(self, source: str) -> Document:
         try:
             async with asyncio.timeout(LOAD_SECONDS):
-                await self._send({"source": source})
+                await self._send({"source": source, "has_sandbox": self._commands is not None})
                 loaded = await self._receive_field("loaded")
         except TimeoutError as error:
             raise SourceError(f"the environment's source did not load in {LOAD_SECONDS:.0f} s; do less at its top level") from error

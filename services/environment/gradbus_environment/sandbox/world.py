@@ -125,6 +125,8 @@ class World:
         try:
             said = getattr(self._environment, tool.name)(**arguments)
             return said if isinstance(said, str) else _canonical(said)
+        except FaultError:  # no sandbox: not the policy's doing
+            raise
         except BaseException as error:  # noqa: BLE001 - whatever the tool raises, too much memory included, is told to the policy
             return error_text("tool_failed", described(error, "<environment", "environment"))
 

@@ -15,6 +15,7 @@ from gradbus_environment.worlds.mcp import MCP, McpWorld
 from gradbus_environment.worlds.nemo_gym.world import NEMO_GYM, NemoGymWorld
 from gradbus_environment.worlds.openenv import OPENENV, OpenEnvWorld
 from gradbus_environment.worlds.python import ChildSettings, PythonWorld
+from gradbus_environment.worlds.sandboxes import Commands, Sandboxes
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +37,15 @@ def read_section(environment_json: str) -> EnvironmentSpec:
         raise EnvironmentRefusedError(f"the run's environment section is not valid: {fault}; submit the run again") from error
 
 
-def create_world(section: EnvironmentSpec, settings: WorldSettings, budget: ProcessBudget) -> World:
+def create_world(section: EnvironmentSpec, settings: WorldSettings, budget: ProcessBudget, sandboxes: Sandboxes) -> World:
     """The world of a section. Raises EnvironmentRefusedError."""
     if section.source is not None:
         if not settings.python:
             raise EnvironmentRefusedError(
                 "python environments are off here; set GRADBUS_PYTHON_ENVIRONMENTS=true, or use a service of your own"
             )
-        return PythonWorld(section.source, settings.children, budget)
+        commands = Commands(sandboxes, section.sandbox) if section.sandbox else None
+        return PythonWorld(section.source, settings.children, budget, commands)
     if section.service is not None and section.service.startswith(("http://", "https://")):
         return HttpWorld(section.service, settings.addresses)
     if section.service is not None and section.service.startswith(OPENENV):

@@ -29,6 +29,7 @@ from gradbus_environment.contract import (
 from gradbus_environment.sandbox.process import EnvironmentProcess
 from gradbus_environment.worlds.children import Child, Children
 from gradbus_environment.worlds.faults import Faults
+from gradbus_environment.worlds.sandboxes import Commands
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +48,17 @@ class NondeterministicError(UserCodeError):
 class PythonWorld:
     """Runs `class Environment` of one source."""
 
-    def __init__(self, source: str, settings: ChildSettings, budget: ProcessBudget) -> None:
+    def __init__(self, source: str, settings: ChildSettings, budget: ProcessBudget, commands: Commands | None = None) -> None:
+        """`commands`: what serves the source's `self.sandbox`, if the run has one."""
         self._source = source
+        self._commands = commands
         self._settings = settings
         self._children = Children(self._start, settings.per_run, budget)
         self._faults = Faults()
 
     async def describe(self, seconds: float) -> Description:
         """The tools, and a digest of the source and of Python."""
+        level = await self._commands.level() if self._commands else ""
         try:
             async with asyncio.timeout(seconds):
                 loaded = (await self._children.any_process()).loaded
@@ -63,7 +67,8 @@ class PythonWorld:
         except TimeoutError as error:
             raise UserCodeError(f"no child of the environment could be started in {seconds:.0f} s; the machine is too busy") from error
         digest = hashlib.sha256(canonical({"source": self._source, "python": str(loaded.get("python"))}).encode("utf-8", "replace"))
-        return Description("Environment", digest.hexdigest(), determinism="seeded", tools=[_tool(one) for one in loaded.get("tools", [])])
+        tools = [_tool(one) for one in loaded.get("tools", [])]
+        return Description("Environment", digest.hexdigest(), determinism="seeded", tools=tools, sandbox=level)
 
     async def open(self, session: Session, seconds: float) -> Answer:
         """Calls `reset`."""
@@ -82,7 +87,8 @@ class PythonWorld:
         await self._children.end()
 
     async def _start(self) -> EnvironmentProcess:
-        return await EnvironmentProcess.start(self._source, allow_network=self._settings.allow_unisolated_network)
+        allow_network = self._settings.allow_unisolated_network
+        return await EnvironmentProcess.start(self._source, allow_network=allow_network, commands=self._commands)
 
     async def _answer(self, session: Session, move: Move | None, seconds: float) -> Answer:
         """The opening's answer, or that of a move. After an ERROR the session begins anew in a child, so that a repeated call finds the

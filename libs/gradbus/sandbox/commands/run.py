@@ -1,0 +1,109 @@
+"""Runs commands in sandboxes, as a service sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from gradbus.errors import UserCodeError
+from gradbus.niceness import USERS_NICENESS
+from gradbus.sandbox.commands.request import Command, CommandError, Outcome, read_outcome
+from gradbus.sandbox.commands.supervisor import WALL_FACTOR, WALL_MORE
+from gradbus.sandbox.process import boot
+
+Level = Literal["namespaces", "bubblewrap"]
+LEVELS: Final[tuple[Level, ...]] = ("namespaces", "bubblewrap")
+_LIBRARIES: Final = str(Path(__file__).resolve().parents[3])
+_LINE_BYTES: Final = 4 << 20
+_END_SECONDS: Final = 10.0
+_TOLD_BYTES: Final = 400
+_MORE_SECONDS: Final = 20.0
+"""Over a command's own time: to make its sandbox and to end it, on a busy machine."""
+
+
+class SandboxError(UserCodeError):
+    """There is no sandbox, or it broke: the command's code is not the cause."""
+
+
+async def run_command(command: Command, level: Level) -> Outcome:
+    """What came of the command. No process of it is left afterwards, also when the caller is cancelled. Raises SandboxError."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", "-B", "-c", boot("gradbus.sandbox.commands.launch")),
+            *(_LIBRARIES, _LIBRARIES, str(USERS_NICENESS), level),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            limit=_LINE_BYTES,
+            cwd="/",
+            env={},
+            process_group=0,
+        )
+    except OSError as error:
+        raise SandboxError(f"no sandbox could be started ({error}); raise the machine's limits on processes") from error
+    try:
+        async with asyncio.timeout(WALL_FACTOR * command.seconds + WALL_MORE + _MORE_SECONDS):
+            said = await _answer(process, json.dumps(command.document()).encode() + b"\n")
+    except TimeoutError as error:
+        raise SandboxError("a sandbox did not end in time; the machine is too busy") from error
+    finally:
+        await _end(process)
+    if "refused" in said:
+        raise SandboxError(f"no sandbox: {said['refused']}")
+    try:
+        return read_outcome(said)
+    except CommandError as error:
+        raise SandboxError(f"{error}; try again") from error
+
+
+async def found_level(levels: Sequence[Level] = LEVELS) -> tuple[Level | None, str]:
+    """The first of `levels` that this machine has, by running a command in it; None, and why, if it has none of them."""
+    reasons = []
+    for level in levels:
+        try:
+            outcome = await run_command(Command(("python", "-c", "print(6 * 7)")), level)
+        except SandboxError as error:
+            reasons.append(str(error))
+            continue
+        if (outcome.end, outcome.code, outcome.stdout) == ("exited", 0, b"42\n"):
+            return level, ""
+        reasons.append(f"a command in {level} ended with {outcome.code}: {outcome.stderr[-200:].decode('utf-8', 'replace')}")
+    return None, "; ".join(reasons)
+
+
+async def _answer(process: asyncio.subprocess.Process, request: bytes) -> dict[str, Any]:
+    if process.stdin is None or process.stdout is None or process.stderr is None:
+        raise SandboxError("a sandbox has no pipes; try again")
+    try:
+        process.stdin.write(request)
+        await process.stdin.drain()
+        said = json.loads(await process.stdout.readuntil(b"\n"))
+    except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+        told = (await process.stderr.read(_TOLD_BYTES)).decode("utf-8", "replace").strip() or type(error).__name__
+        raise SandboxError(f"a sandbox ended without an answer ({told}); check the machine's memory, and what its user may read") from error
+    if not isinstance(said, dict):
+        raise SandboxError("a sandbox answered wrongly; try again")
+    return said
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """The launcher ends process 1, and with it the kernel ends all others, before it ends itself."""
+    if process.stdin is not None:
+        process.stdin.close()
+    with contextlib.suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_END_SECONDS):
+                await process.wait()
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)

@@ -1,0 +1,66 @@
+"""Commands of users' environments, as the service executes them: how many at once, and how confined."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import structlog
+
+from gradbus.sandbox.commands.request import CommandError, read_command
+from gradbus.sandbox.commands.run import LEVELS, Level, found_level, run_command
+from gradbus_environment.contract import Document, EnvironmentRefusedError
+
+_log = structlog.get_logger(__name__)
+
+
+class Sandboxes:
+    """Runs at most `limit` commands of all runs at once; others wait in turn."""
+
+    def __init__(self, limit: int) -> None:
+        self.places = asyncio.Semaphore(limit)
+        self._finding = asyncio.Lock()
+        self._levels: dict[str, Level] = {}
+
+    async def level(self, demanded: str) -> Level:
+        """How commands are confined on this machine. Raises EnvironmentRefusedError if they cannot be confined as demanded."""
+        async with self._finding:
+            if demanded not in self._levels:
+                level, reason = await found_level(["bubblewrap"] if demanded == "bubblewrap" else LEVELS)
+                if level is None:
+                    raise EnvironmentRefusedError(f"commands cannot be confined here: {reason}")
+                self._levels[demanded] = level
+                _log.info("commands_confined", level=level)
+            return self._levels[demanded]
+
+
+class Commands:
+    """Executes the commands of one run."""
+
+    def __init__(self, sandboxes: Sandboxes, demanded: str) -> None:
+        """`demanded`: of the run's spec; `namespaces` is met by bubblewrap too. Raises EnvironmentRefusedError for `gvisor`."""
+        if demanded == "gvisor":
+            raise EnvironmentRefusedError(
+                'gVisor confines pods of a cluster, and this service starts none; ask for sandbox = "namespaces", or run the code in a '
+                "service of your own in pods whose runtimeClassName is gVisor's"
+            )
+        self._sandboxes = sandboxes
+        self._demanded = demanded
+
+    async def level(self) -> Level:
+        """Raises EnvironmentRefusedError if the demanded one, or any, cannot be had here."""
+        return await self._sandboxes.level(self._demanded)
+
+    async def execute(self, asked: Any, limit: asyncio.Timeout) -> Document:
+        """What came of a command that the child asks for. The wait for a place is not counted in `limit`. Raises UserCodeError."""
+        try:
+            command = read_command(asked)
+        except CommandError as error:
+            return {"refused": str(error)}
+        now = asyncio.get_running_loop().time
+        remaining = (limit.when() or now()) - now()
+        limit.reschedule(None)
+        async with self._sandboxes.places:
+            limit.reschedule(now() + remaining)
+            outcome = await run_command(command, await self.level())
+        return {"outcome": outcome.document()}

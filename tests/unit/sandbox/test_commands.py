@@ -1,0 +1,151 @@
+"""What an honest command finds, what it says, and what a request must be."""
+
+import asyncio
+import json
+
+import pytest
+
+from gradbus.sandbox import seccomp
+from gradbus.sandbox.commands import restrictions, run
+from gradbus.sandbox.commands.request import Command, CommandError, Outcome, read_command, read_outcome
+from gradbus.sandbox.commands.run import SandboxError, found_level, run_command
+
+namespaces = pytest.mark.skipif(asyncio.run(found_level())[0] is None, reason="this kernel gives no namespaces")
+
+
+async def ran(*arguments, **options):
+    return await run_command(Command(arguments, **options), "namespaces")
+
+
+@namespaces
+async def test_a_command_finds_its_files_its_input_and_a_bare_environment():
+    code = "import os, sys; print(open('a/b').read(), sys.stdin.read(), os.getcwd(), sorted(os.listdir('.')), sorted(os.environ))"
+    outcome = await ran("python", "-c", code, files={"a/b": b"content"}, stdin=b"input")
+    names = sorted(restrictions.ENVIRONMENT)
+    assert (outcome.end, outcome.code) == ("exited", 0), outcome.stderr
+    assert outcome.stdout.decode() == f"content input /work ['a'] {names}\n"
+
+
+@namespaces
+async def test_files_that_it_leaves_are_given_back_and_are_gone_for_the_next_one():
+    code = "import os; os.remove('old'); os.makedirs('x/y'); open('x/y/new', 'wb').write(bytes([0, 255])); os.rename('moved', 'x/moved')"
+    outcome = await ran("python", "-c", code, files={"old": b"", "moved": b"m"}, keep=True)
+    assert outcome.files == {"x/y/new": b"\x00\xff", "x/moved": b"m"}, outcome.stderr
+    assert (await ran("python", "-c", "import os; print(os.listdir('.'))")).stdout == b"[]\n"
+
+
+@namespaces
+async def test_the_same_code_says_the_same_where_neither_clock_nor_random_numbers_are_asked():
+    code = "print(object(), {'a', 'b', 'c', 'd'}, hash('x'), __import__('time').tzname)"
+    first, second = await asyncio.gather(ran("python", "-c", code), ran("python", "-c", code))
+    assert first == second
+    assert first.code == 0
+
+
+@namespaces
+async def test_it_may_have_threads_processes_an_event_loop_and_a_shell():
+    code = """
+import asyncio, concurrent.futures, subprocess, threading
+with concurrent.futures.ThreadPoolExecutor(4) as pool: print(sum(pool.map(int, '1234')))
+async def shell():
+    process = await asyncio.create_subprocess_exec('sh', '-c', 'echo $((6 * 7))', stdout=subprocess.PIPE)
+    return (await process.communicate())[0]
+print(asyncio.run(shell()))
+"""
+    outcome = await ran("python", "-c", code)
+    assert (outcome.stdout, outcome.stderr, outcome.code) == (b"10\nb'42\\n'\n", b"", 0)
+
+
+@namespaces
+@pytest.mark.parametrize(
+    ("arguments", "code", "stderr"),
+    [
+        (("python", "-c", "raise SystemExit(3)"), 3, b""),
+        (("sh", "-c", "kill -9 $$"), -9, b""),
+        (("no-such-program",), 127, b"no-such-program: No such file or directory\n"),
+        (("/work",), 127, b"/work: Permission denied\n"),
+    ],
+)
+async def test_the_exit_status_is_the_commands(arguments, code, stderr):
+    outcome = await ran(*arguments)
+    assert (outcome.end, outcome.code, outcome.stderr) == ("exited", code, stderr)
+
+
+GOOD = Command(("true",)).document()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"arguments": []},
+        {"arguments": "true"},
+        {"arguments": ["a\0b"]},
+        {"arguments": ["x" * 100_001]},
+        {"arguments": ["x"] * 257},
+        {"files": {"/etc/passwd": ""}},
+        {"files": {"../x": ""}},
+        {"files": {"a//b": ""}},
+        {"files": {"a/./b": ""}},
+        {"files": {"a\nb": ""}},
+        {"files": {"x/" * 16 + "x": ""}},
+        {"files": {"x": "no base64!"}},
+        {"files": {"x": "AAAA" * (1 << 19)}},
+        {"files": {f"{n}": "" for n in range(257)}},
+        {"files": {1: ""}},
+        {"stdin": "AAAA" * (1 << 19)},
+        {"seconds": 0},
+        {"seconds": float("nan")},
+        {"seconds": 601},
+        {"seconds": True},
+        {"memory_mib": 1},
+        {"memory_mib": 1 << 20},
+        {"keep": 1},
+        {"another": 1},
+    ],
+)
+def test_a_request_that_no_sandbox_takes_is_refused(change):
+    with pytest.raises(CommandError):
+        read_command({**GOOD, **change})
+
+
+def test_requests_and_outcomes_come_back_as_they_were():
+    command = Command(("a", "b"), {"x/y": b"\x00"}, b"in", 2.5, 128, True)
+    outcome = Outcome("time", -9, b"\xff", b"err", {"f": b""})
+    assert read_command(json.loads(json.dumps(command.document()))) == command
+    assert read_outcome(json.loads(json.dumps(outcome.document()))) == outcome
+    with pytest.raises(CommandError):
+        read_outcome({**outcome.document(), "end": "won"})
+
+
+async def without(monkeypatch, change):
+    """As on a kernel that lacks something."""
+    line = f"import sys; sys.path[:0] = sys.argv[1:3]; from gradbus.sandbox.commands import launch; launch.{change}; launch.main()"
+    monkeypatch.setattr(run, "boot", lambda _: line)
+    return await found_level()
+
+
+async def test_a_machine_without_namespaces_and_bubblewrap_says_what_to_do(monkeypatch):
+    level, reason = await without(monkeypatch, "_NAMESPACES = 1 << 40")
+    assert level is None
+    assert "allow user namespaces" in reason
+    assert "install it (bwrap)" in reason
+
+
+async def test_a_sandbox_that_breaks_is_no_outcome(monkeypatch):
+    level, reason = await without(monkeypatch, "supervise = lambda *_: 1 / 0")
+    assert (level, "ZeroDivisionError" in reason) == (None, True)
+    with pytest.raises(SandboxError):
+        await run_command(Command(("true",)), "namespaces")
+
+
+def test_the_filters_program_fits_into_its_jumps_here_too():
+    for column, arch in enumerate(seccomp._AUDIT_ARCH.values()):
+        program = seccomp._program(arch, column, restrictions._ALLOWED)
+        for at, (code, if_true, if_false, operand) in enumerate(program):
+            jump = operand if code == seccomp._JUMP else max(if_true, if_false)
+            assert code == seccomp._RETURN or at + 1 + jump < len(program)
+            assert max(if_true, if_false) < 256
+
+
+def test_every_call_that_is_allowed_again_is_one_that_a_grader_is_refused():
+    assert restrictions._ALLOWED - seccomp._REFUSED.keys() == set()
