@@ -22,6 +22,8 @@ class _Caller:
     """That it holds."""
     gone_at: float = 0.0
     """Without a call, it is gone from then on; by the monotonic clock."""
+    is_cut_off: bool = False
+    """Whether its last call ended with its connection."""
 
 
 class LiveCallers:
@@ -37,12 +39,12 @@ class LiveCallers:
         """The call of one that lives: returns after HELD_SECONDS, or at the end; is cancelled with its connection."""
         caller = self._callers.setdefault(name, _Caller())
         caller.calls += 1
-        patience = self._lost_seconds
+        patience, caller.is_cut_off = self._lost_seconds, True
         try:
             async with asyncio.timeout(HELD_SECONDS):
                 await self._ended.wait()
         except TimeoutError:
-            patience = _PAUSED_SECONDS
+            patience, caller.is_cut_off = _PAUSED_SECONDS, False
         finally:
             caller.calls -= 1
             caller.gone_at = time.monotonic() + patience
@@ -51,6 +53,11 @@ class LiveCallers:
         """One that may hold a call soon, or may be gone before it does."""
         if name:
             self._callers.setdefault(name, _Caller(gone_at=time.monotonic() + _PAUSED_SECONDS))
+
+    def is_cut_off(self, name: str) -> bool:
+        """Whether its connection ended, and it has not come back: it is gone, or soon will be, if nobody else says that it lives."""
+        caller = self._callers.get(name)
+        return caller is not None and not caller.calls and caller.is_cut_off
 
     def take_gone(self) -> frozenset[str]:
         """The callers that are gone since the last time."""

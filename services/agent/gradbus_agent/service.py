@@ -166,7 +166,8 @@ def _seconds(context: Context) -> float:
 
 async def serve(settings: AgentSettings, process: Process) -> None:
     """Serves until the process is asked to stop. Raises SettingsError when an address is taken or the keys cannot be read."""
-    registry, agents, live = Registry(), Agents(settings.addresses), LiveCallers(_LOST_SECONDS)
+    live, agents = LiveCallers(_LOST_SECONDS), Agents(settings.addresses)
+    registry = Registry(live)
     public_url = settings.public_url.rstrip("/")
     http = HttpServer(settings.http_listen, create_app(Endpoint(registry, Keyring(settings.api_keys_file), public_url)))
     server = RpcServer(settings.rpc)

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from gradbus.rpc import LiveCallers
 from gradbus.spec.sections import EnvironmentSpec
 from gradbus_agent.contract import ChatMessage, ChatRequest, RefusalError, Reply, Verdict
 from gradbus_agent.episodes import registry as module
@@ -22,8 +23,13 @@ def opening(n=0, attempt=0, player="p", item="{}", run="run"):
 
 
 @pytest.fixture
-async def registry():
-    return Registry()
+def live():
+    return LiveCallers(60.0)
+
+
+@pytest.fixture
+async def registry(live):
+    return Registry(live)
 
 
 async def claimed(registry, run="run", capacity=8):
@@ -236,11 +242,36 @@ async def test_a_worker_that_comes_back_keeps_its_episode(registry):
 
 async def test_an_episode_that_no_worker_takes_over_is_closed(registry, monkeypatch):
     played = registry.open(opening(0), "a")
-    registry.give(played)
+    await claimed(registry)
     registry.lose({"a"})
+    registry.close_idle(900)
+    assert played.over == ""
+    monkeypatch.setattr(module, "_NEEDED_SECONDS", 0.0)
     registry.close_idle(900)
     assert played.over == ""
     monkeypatch.setattr(module, "_LOST_SECONDS", 0.0)
     registry.close_idle(900)
     assert played.over == "its rollout worker is gone"
-    assert registry._lost == {}
+
+
+async def test_an_agent_that_is_needed_for_other_episodes_waits_less_for_another_worker(registry, monkeypatch):
+    played = registry.open(opening(0), "a")
+    registry.give(played)
+    registry._runs["run"].waiting.clear()
+    registry.lose({"a"})
+    registry.open(opening(1), "b")
+    monkeypatch.setattr(module, "_NEEDED_SECONDS", 0.0)
+    registry.close_idle(900)
+    assert played.over == "its rollout worker is gone"
+
+
+async def test_another_worker_that_opens_an_episode_gets_it_as_soon_as_the_connection_of_the_first_ends(registry, live):
+    played = registry.open(opening(0), "a")
+    registry.give(played)
+    holding = asyncio.create_task(live.hold("a"))
+    await asyncio.sleep(0)
+    assert registry.open(opening(0, player="q"), "b") is not played
+    holding.cancel()
+    await asyncio.wait({holding})
+    assert registry.open(opening(0, player="r"), "c") is played
+    assert (played.worker, played.over) == ("c", "")

@@ -20,8 +20,9 @@ async def test_a_caller_whose_connection_ends_is_gone_a_moment_later_and_once(li
     await asyncio.sleep(0.02)
     assert live.take_gone() == set()
     holding.cancel()
+    assert not live.is_cut_off("a")
     await asyncio.wait({holding})
-    assert live.take_gone() == set()
+    assert (live.take_gone(), live.is_cut_off("a")) == (set(), True)
     await asyncio.sleep(0.06)
     assert live.take_gone() == {"a"}
     assert live.take_gone() == set()
@@ -39,6 +40,7 @@ async def test_a_caller_that_comes_back_at_once_is_not_gone(live):
 
 async def test_a_caller_that_was_answered_may_stand_still_for_longer(live):
     await live.hold("a")
+    assert not live.is_cut_off("a")
     await asyncio.sleep(0.15)
     assert live.take_gone() == set()
     await asyncio.sleep(0.2)

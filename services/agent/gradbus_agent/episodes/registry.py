@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
 
+from gradbus.rpc import LiveCallers
 from gradbus.telemetry import get_logger
 from gradbus_agent.contract import RefusalError, Reply
 from gradbus_agent.episodes.episode import AgentEpisode
@@ -32,8 +33,10 @@ _CALL_SECONDS: Final = 5.0
 """An offer is given to agents up to so long after its last Open: a worker that waits for one asks again at once."""
 _OWED_SECONDS: Final = 60.0
 """An episode whose rollout worker has an answer to get, and does not ask for it, is closed after so long."""
-_LOST_SECONDS: Final = 120.0
+_LOST_SECONDS: Final = 600.0
 """An episode whose rollout worker is gone waits so long for another one: its group has to be dispatched again, and an engine to start."""
+_NEEDED_SECONDS: Final = 60.0
+"""It waits no longer than that while other workers offer episodes of the run, and no agent has time for them."""
 
 
 @dataclass(slots=True)
@@ -56,14 +59,14 @@ class _Run:
 class Registry:
     """The episodes of all runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, live: LiveCallers) -> None:
+        """`live`: the rollout workers that live."""
+        self._live = live
         self._runs: dict[str, _Run] = {}
         self._sessions: dict[str, AgentEpisode] = {}
         self._of_episode: dict[tuple[str, str, str], AgentEpisode] = {}
         self._attempts: OrderedDict[tuple[str, str, str], int] = OrderedDict()
         """The newest attempt of each episode, whether or not it is still open."""
-        self._lost: dict[tuple[str, str], AgentEpisode] = {}
-        """By run and episode: those whose rollout worker is gone, and that another one may take over."""
         self._keys: dict[bytes, AgentEpisode] = {}
         self._ended: OrderedDict[bytes, AgentEpisode] = OrderedDict()
 
@@ -92,9 +95,8 @@ class Registry:
             return known
         if known is not None:
             self.close(known, "its episode is played in another attempt")
-        lost = self._lost.get(opening.name)
-        if lost is not None and lost.can_be_taken_over(opening):
-            return self._take_over(lost, opening)
+        if (left := next((one for one in self._sessions.values() if self._is_left_for(one, opening)), None)) is not None:
+            return self._take_over(left, opening)
         if opening.run_id in self._runs and self._runs[opening.run_id].episodes >= MAX_EPISODES:
             return Reply.away(f"the run has {MAX_EPISODES} episodes, as many as it may; use fewer slots or workers")
         return self._offer(opening)
@@ -104,7 +106,7 @@ class Registry:
         found = self._sessions.get(session)
         if found is None or found.opening.run_id != run_id:
             return None
-        self._find_again(found)
+        found.lost = None
         return found
 
     def close(self, episode: AgentEpisode, reason: str) -> None:
@@ -112,7 +114,6 @@ class Registry:
         if self._sessions.pop(episode.session, None) is None:
             return
         del self._of_episode[episode.opening.key]
-        self._find_again(episode)
         episode.forget(reason)
         run = self._run(episode)
         run.episodes -= 1
@@ -122,16 +123,15 @@ class Registry:
 
     def lose(self, workers: Container[str]) -> None:
         """These workers are gone. What agents play for them waits for another worker, unless one plays it already; all else is closed."""
-        lost = [episode for episode in self._sessions.values() if episode.worker in workers]
+        lost = [episode for episode in self._sessions.values() if episode.worker in workers and episode.lost is None]
         elsewhere = {episode.opening.name for episode in self._sessions.values() if episode.worker not in workers}
         for episode in lost:
             if episode.can_be_taken_over(episode.opening) and episode.opening.name not in elsewhere:
                 episode.lost = time.monotonic()
-                self._lost[episode.opening.name] = episode
             else:
                 self.close(episode, "its rollout worker is gone")
         if lost:
-            _log.info("worker_gone", episodes=len(lost), waiting=len(self._lost))
+            _log.info("worker_gone", episodes=len(lost), waiting=sum(episode.lost is not None for episode in lost))
 
     def unclaimed_seconds(self, run_id: str) -> float:
         """How long no agent has claimed an episode of the run."""
@@ -155,7 +155,7 @@ class Registry:
         known. Any other one waits for an answer in a call, or asks again at once.
         """
         for episode in list(self._sessions.values()):
-            if _is_idle(episode, seconds):
+            if _is_idle(episode, self._run(episode), seconds):
                 _log.info("episode_idle", run_id=episode.opening.run_id, episode=episode.opening.episode_id)
                 self.close(episode, "its rollout worker is gone")
         for run_id in [name for name, run in self._runs.items() if not run.episodes and not run.claims]:
@@ -231,7 +231,6 @@ class Registry:
         """Its key stays, and the agent's requests with it."""
         del self._sessions[episode.session]
         del self._of_episode[episode.opening.key]
-        self._find_again(episode)
         episode.take_over(opening, secrets.token_hex(16))
         self._add(episode)
         return episode
@@ -245,11 +244,11 @@ class Registry:
         if len(self._attempts) > _MAX_ATTEMPTS:
             self._attempts.popitem(last=False)
 
-    def _find_again(self, episode: AgentEpisode) -> None:
-        """It is lost no more."""
-        episode.lost = None
-        if self._lost.get(episode.opening.name) is episode:
-            del self._lost[episode.opening.name]
+    def _is_left_for(self, episode: AgentEpisode, opening: Opening) -> bool:
+        """Whether its rollout worker is gone, and this opening goes on with it. A worker is known to be so once the other one opens."""
+        if episode.opening.name != opening.name or not episode.can_be_taken_over(opening):
+            return False
+        return episode.lost is not None or self._live.is_cut_off(episode.worker)
 
     def _run(self, episode: AgentEpisode) -> _Run:
         return self._runs.setdefault(episode.opening.run_id, _Run())
@@ -263,9 +262,10 @@ class Registry:
             self._ended.popitem(last=False)
 
 
-def _is_idle(episode: AgentEpisode, seconds: float) -> bool:
+def _is_idle(episode: AgentEpisode, run: _Run, seconds: float) -> bool:
     if episode.lost is not None:
-        return time.monotonic() - episode.lost >= _LOST_SECONDS
+        is_needed = any(offer.is_heard(_CALL_SECONDS) for offer in run.waiting)
+        return time.monotonic() - episode.lost >= (_NEEDED_SECONDS if is_needed else _LOST_SECONDS)
     return not episode.is_heard(seconds if episode.is_drawing else min(seconds, _OWED_SECONDS))
 
 
