@@ -68,8 +68,8 @@ class ClaimingAgent:
 class GuessingAgent(ClaimingAgent):
     """Plays the game. `dies`: the share of episodes that it leaves without a word. `told`: ids of the turns of episodes that it ended."""
 
-    def __init__(self, url, key, run, dies=0.0):
-        super().__init__(url, key, run)
+    def __init__(self, url, key, run, dies=0.0, players=16):
+        super().__init__(url, key, run, players)
         self.dies, self.random = dies, random.Random(0)
         self.ended, self.outcomes, self.drawn, self.faults = [], [], 0, []
         self.told = {}

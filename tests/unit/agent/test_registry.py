@@ -213,13 +213,21 @@ async def test_what_agents_play_waits_for_another_worker_and_all_else_of_one_tha
     registry.lose({"a"})
     gone = "its rollout worker is gone"
     assert [one.over for one in (recorded, unrecorded, offered, other)] == ["", gone, gone, ""]
-    silent(recorded, 800)
+    silent(recorded, 1000)
     registry.close_idle(900)
     assert registry.open(opening(0, player=""), "c", resume=True) is recorded
     assert registry.of_key(key) is recorded
     registry.lose({"a"})
-    assert recorded.over == ""
-    silent(recorded, 1000)
+    assert recorded.over == "", "it is c's now"
+
+
+@pytest.mark.parametrize(("lost", "heard", "ends"), [(50, 0, False), (70, 0, True), (70, 10, False), (910, 10, True)])
+async def test_an_agent_waits_for_the_next_worker_and_not_long_if_others_need_it(registry, lost, heard, ends):
+    played = registry.open(opening(0, player=""), "a")
+    await claimed(registry, capacity=1)
+    registry.lose({"a"})
+    silent(registry.open(opening(1), "b"), heard)
+    played.lost -= lost
     registry.close_idle(900)
-    assert recorded.over == gone
-    assert registry.open(opening(0, player=""), "c", resume=True).status == "unknown_session"
+    assert bool(played.over) == ends
+    assert (registry.open(opening(0, player=""), "c", resume=True) is played) != ends

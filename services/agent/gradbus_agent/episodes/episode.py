@@ -48,6 +48,8 @@ class AgentEpisode:
         self.session = session
         self.worker = ""
         """The process that plays it; empty: nothing is known of its life."""
+        self.lost: float | None = None
+        """Since when that process is gone, by the monotonic clock."""
         self.key_hash = b""
         """Of the key that its agent has; empty while nobody plays it."""
         self.lock = asyncio.Lock()

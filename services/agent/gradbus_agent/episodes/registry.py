@@ -31,6 +31,8 @@ _CALL_SECONDS: Final = 5.0
 """An offer is given to agents up to so long after its last Open: a worker that waits for one asks again at once."""
 _OWED_SECONDS: Final = 60.0
 """An episode whose rollout worker has an answer to get, and does not ask for it, is closed after so long."""
+_NEEDED_SECONDS: Final = 60.0
+"""An agent waits no longer for the next worker while others of the run offer episodes, for which no agent has time."""
 
 
 @dataclass(slots=True)
@@ -70,7 +72,7 @@ class Registry:
         """
         episode = self._opened(opening, resume=resume)
         if isinstance(episode, AgentEpisode):
-            episode.worker = worker
+            episode.worker, episode.lost = worker, None
         return episode
 
     def _opened(self, opening: Opening, *, resume: bool) -> AgentEpisode | Reply:
@@ -111,8 +113,10 @@ class Registry:
 
     def lose(self, workers: Container[str]) -> None:
         """These workers are gone. What an agent plays waits for another worker if the episode has a journal; all else is closed."""
-        lost = [episode for episode in self._sessions.values() if episode.worker in workers]
+        lost = [episode for episode in self._sessions.values() if episode.worker in workers and episode.lost is None]
         closed = [episode for episode in lost if not (episode.opening.is_shared and episode.is_claimed)]
+        for episode in lost:
+            episode.lost = time.monotonic()
         for episode in closed:
             self.close(episode, "its rollout worker is gone")
         if lost:
@@ -140,7 +144,7 @@ class Registry:
         worker waits for an answer in a call, or asks again at once.
         """
         for episode in list(self._sessions.values()):
-            if _is_idle(episode, seconds):
+            if _is_idle(episode, self._run(episode), seconds):
                 _log.info("episode_idle", run_id=episode.opening.run_id, episode=episode.opening.episode_id)
                 self.close(episode, "its rollout worker is gone")
         for run_id in [name for name, run in self._runs.items() if not run.episodes and not run.claims]:
@@ -229,9 +233,11 @@ class Registry:
             self._ended.popitem(last=False)
 
 
-def _is_idle(episode: AgentEpisode, seconds: float) -> bool:
-    may_be_silent = episode.is_drawing or (episode.opening.is_shared and episode.is_claimed)
-    return not episode.is_heard(seconds if may_be_silent else min(seconds, _OWED_SECONDS))
+def _is_idle(episode: AgentEpisode, run: _Run, seconds: float) -> bool:
+    if episode.lost is not None:
+        is_needed = any(offer.is_heard(_CALL_SECONDS) for offer in run.waiting)
+        return time.monotonic() - episode.lost >= (min(seconds, _NEEDED_SECONDS) if is_needed else seconds)
+    return not episode.is_heard(seconds if episode.is_drawing else min(seconds, _OWED_SECONDS))
 
 
 def _taken(run: _Run, capacity: int) -> list[AgentEpisode]:
