@@ -55,7 +55,8 @@ WORK = {"call function", "forge entry", "trim", "read bitmap", "set bitmap", "ra
 PUT = {"put group", "put completion", "ping"}
 ALLOWED = {
     "supervisor": {"ping", "load function"},
-    "conductor": WORK | FOLLOW | PUT | {"put and read group"},
+    # It may call the functions of journals, whose commands are refused to it.
+    "conductor": WORK | FOLLOW | PUT | {"put and read group", "take journal", "journal over the log"},
     "rollout": PUT | {"take journal"},
     "trainer": FOLLOW,
     "gateway": FOLLOW,

@@ -28,7 +28,7 @@ from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
 from gradbus.v1.task_pb2 import TaskKind
 from gradbus_rollout.episodes.journal import JournalPlace, Journals
 
-from .conftest import LETTERS
+from .conftest import LETTERS, until
 
 TURNS = 4
 
@@ -103,7 +103,7 @@ async def dies(playing, world):
     world.stops, world.stopped = None, asyncio.Event()
 
 
-@pytest.mark.parametrize("stops", [0, 1, 7, 15])
+@pytest.mark.parametrize("stops", [0, 1, 5, 9])
 async def test_another_player_reads_what_was_answered_and_goes_on_in_the_session(play, buffer, stops):
     world = World(stops=stops)
     await dies(asyncio.create_task(play(world, buffer=buffer)), world)
@@ -126,15 +126,16 @@ async def test_another_player_reads_what_was_answered_and_goes_on_in_the_session
 
 
 async def test_without_the_session_the_episode_begins_anew_and_its_journal_with_it(play, buffer, run_id):
-    world = World(stops=7)
+    world = World(stops=5)
     await dies(asyncio.create_task(play(world, buffer=buffer)), world)
     lost = {name.split("/")[0] for name in world.sessions if name not in world.closed}
     assert lost
     world.sessions.clear()
     groups = await play(world, buffer=buffer)
     whole(groups)
-    attempts = {f"train.4.{sample.sample_id}": sample.episode.attempt for group in groups for sample in group.samples}
-    assert attempts == {name: int(name in lost) for name in attempts}
+    anew = {f"train.4.{sample.sample_id}" for group in groups for sample in group.samples if sample.episode.attempt == 1}
+    assert anew
+    assert anew <= lost, "an episode whose end is recorded needs no session"
     for sample in groups[0].samples:
         numbers = [name.split(b".")[1] for name in await buffer.hkeys(keys.journal(run_id, 0)) if name.startswith(b"%d." % sample.n)]
         entries = {int(number) for number in numbers if number.isdigit()}
@@ -142,7 +143,7 @@ async def test_without_the_session_the_episode_begins_anew_and_its_journal_with_
 
 
 async def test_a_seeded_world_is_asked_again_and_compared(play, buffer):
-    world = World(DETERMINISM_SEEDED, stops=7)
+    world = World(DETERMINISM_SEEDED, stops=5)
     calm = whole(await play(World(DETERMINISM_SEEDED), buffer=None))
     await dies(asyncio.create_task(play(world, buffer=buffer, journal=True)), world)
     executed = len(world.executed)
@@ -152,7 +153,7 @@ async def test_a_seeded_world_is_asked_again_and_compared(play, buffer):
 
 
 async def test_other_answers_of_a_world_that_calls_itself_seeded_begin_the_episode_anew(play, buffer):
-    world = World(DETERMINISM_SEEDED, stops=7)
+    world = World(DETERMINISM_SEEDED, stops=5)
     await dies(asyncio.create_task(play(world, buffer=buffer, journal=True)), world)
     other = World(DETERMINISM_SEEDED, letters="hgfedcba")
     groups = await play(other, buffer=buffer, journal=True)
@@ -173,7 +174,9 @@ async def test_nothing_is_recorded_where_nobody_wants_it(play, buffer, run_id, d
 
 async def test_two_players_at_once_leave_one_journal(play, buffer, run_id):
     world = World()
-    first, second = await asyncio.gather(play(world, buffer=buffer), play(world, buffer=buffer))
+    early = asyncio.create_task(play(world, buffer=buffer))
+    await until(lambda: world.opened)
+    first, second = await asyncio.gather(early, play(world, buffer=buffer))
     assert [len(group.samples) for group in [*first, *second]].count(3) == len(first) + len(second) >= 2
     whole([*first, *second])
     indexes = [group.index for group in [*first, *second]]
@@ -206,7 +209,7 @@ async def test_a_journal_goes_when_its_group_is_in_the_log(play, buffer, run_id)
 
 
 async def test_a_corrupt_journal_is_removed(play, buffer, run_id):
-    world = World(stops=7)
+    world = World(stops=5)
     await dies(asyncio.create_task(play(world, buffer=buffer)), world)
     key = keys.journal(run_id, 0)
     await buffer.hset(key, "0.0.0", b"no record")
