@@ -112,6 +112,7 @@ ROLES: Final[Mapping[str, Role]] = {
                 "GRADBUS_CHILDREN",
                 "GRADBUS_MAX_CHILDREN",
                 "GRADBUS_MAX_SANDBOXES",
+                "GRADBUS_MCP_COMMANDS",
                 "GRADBUS_SESSION_SECONDS",
             ),
         ),

@@ -18,8 +18,9 @@ _ADDRESSES = (
     "nemo-gym+https://",
     "mcp+http://",
     "mcp+https://",
+    "mcp+stdio://",
 )
-_WITHOUT_REWARDS = ("mcp+http://", "mcp+https://")
+_WITHOUT_REWARDS = ("mcp+http://", "mcp+https://", "mcp+stdio://")
 
 
 def environment_faults(kind: str, sections: Mapping[str, Any], deterministic: object) -> Iterator[Fault]:
@@ -65,7 +66,7 @@ def _source_faults(environment: EnvironmentSpec) -> Iterator[Fault]:
             "environment.service",
             "not the address of an environment",
             environment.service[:80],
-            "http(s)://host:port/path, openenv+ws(s)://host:port, nemo-gym+http(s)://host:port or mcp+http(s)://host:port/path",
+            "http(s)://host:port/path, openenv+ws(s)://host:port, nemo-gym+http(s)://host:port, mcp+http(s)://host:port/path or mcp+stdio://name",
         )
     elif environment.agent not in (None, "pull") and not environment.agent.startswith(("http://", "https://")):
         yield Fault("environment.agent", "not the address of an agent", environment.agent[:80], "`pull` or http(s)://host:port/path")

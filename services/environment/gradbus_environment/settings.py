@@ -7,6 +7,7 @@ from pydantic import Field
 from gradbus.process import ProcessSettings
 from gradbus.user_services.addresses import ENVIRONMENT, AddressPolicy
 from gradbus_environment.worlds.factory import WorldSettings
+from gradbus_environment.worlds.mcp_stdio import McpCommand
 from gradbus_environment.worlds.python import ChildSettings
 
 
@@ -19,6 +20,9 @@ class EnvironmentSettings(ProcessSettings):
     children: int = Field(2, ge=1, description="Processes of one run's Python environment that its sessions share.")
     max_children: int = Field(32, ge=1, description="Processes of all runs' Python environments; at the limit, starts wait.")
     max_sandboxes: int = Field(4, ge=1, description="Commands of all runs' Python environments at once; others wait.")
+    mcp_commands: dict[str, McpCommand] = Field(
+        default_factory=dict, description='MCP servers over stdio by name, as JSON: {"files": {"command": ["/opt/x/server"], "paths": []}}.'
+    )
     session_seconds: float = Field(900.0, gt=0.0, description="A session that had no call for so long is closed.")
     allow_unisolated_network: bool = Field(False, description="Run Python environments even where their network cannot be taken away.")
 
@@ -29,4 +33,5 @@ class EnvironmentSettings(ProcessSettings):
             addresses=AddressPolicy(self.allowed_hosts, self.allow_loopback, ENVIRONMENT),
             python=self.python_environments,
             children=ChildSettings(self.children, self.allow_unisolated_network),
+            mcp_commands=self.mcp_commands,
         )

@@ -70,9 +70,15 @@ def start_service(port, **settings):
 
 
 @pytest.fixture(scope="module")
-def service(free_port):
+def service_settings():
+    """More settings of the service; a module may have its own."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def service(free_port, service_settings):
     port = free_port()
-    process = start_service(port)
+    process = start_service(port, **service_settings)
     yield process, port
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 0, "SIGTERM drains and ends with 0"

@@ -1,4 +1,4 @@
-"""A server with tools on MCP's own package: `python mcp_server.py stream|json PORT`; version 1 or 2 of the package."""
+"""A server with tools on MCP's own package: `python mcp_server.py stream|json PORT` or `stdio`; version 1 or 2 of the package."""
 
 import sys
 
@@ -16,7 +16,11 @@ sums = {}
 def add(number: int, context: Context) -> int:
     """Adds to the sum of the session."""
     session = (
-        context.headers["mcp-session-id"] if hasattr(context, "headers") else context.request_context.request.headers["mcp-session-id"]
+        ""
+        if sys.argv[1] == "stdio"
+        else (
+            context.headers["mcp-session-id"] if hasattr(context, "headers") else context.request_context.request.headers["mcp-session-id"]
+        )
     )
     sums[session] = sums.get(session, 0) + number
     return sums[session]
@@ -31,6 +35,9 @@ if __name__ == "__main__":
     server = MCPServer("sums")
     server.tool()(add)
     server.tool()(fail)
+    if sys.argv[1] == "stdio":
+        server.run("stdio")
+        sys.exit()
     in_one_body = sys.argv[1] == "json"
     if hasattr(server.settings, "json_response"):
         server.settings.json_response = in_one_body

@@ -1,17 +1,23 @@
-"""MCP over streamable HTTP: by a server of ours that says what the protocol's package says, and by that package where there is one."""
+"""MCP over streamable HTTP and stdio: by servers of ours that say what the protocol's package says, and by that package where it is."""
 
 import asyncio
 import json
 import os
+from pathlib import Path
 
 import grpc
+import psutil
 import pytest
 
+from gradbus.sandbox.commands.run import found_level
 from gradbus.v1 import environment_service_pb2 as pb
 
 OK, ERROR = pb.ENVIRONMENT_STATUS_OK, pb.ENVIRONMENT_STATUS_ERROR
+HAS_NAMESPACES = asyncio.run(found_level())[0] is not None
+stdio = pytest.mark.skipif(not HAS_NAMESPACES, reason="this kernel gives no namespaces")
 PYTHONS = [python for python in os.environ.get("GRADBUS_TEST_MCP", "").split(":") if python]
 """Pythons with the package `mcp`."""
+PACKAGE = Path(__file__).with_name("mcp_server.py").read_text()
 NUMBER = {"properties": {"number": {"type": "integer"}}, "required": ["number"], "type": "object"}
 PAGES = [
     {"tools": [{"name": "add", "description": "Adds.", "inputSchema": NUMBER}], "nextCursor": "2"},
@@ -78,8 +84,55 @@ class FakeServer:
             case "tools/list":
                 return {"result": self.pages[int(asked["params"].get("cursor", 1)) - 1]}
             case "tools/call":
-                return self.answers.pop(0)
+                return self.answers.pop(0) if self.answers else asked["params"]["arguments"]["answer"]
         return 202, b""
+
+
+# Speaks as FakeServer does; of `add` the argument `answer` is the answer, if it has one, and `deed` is Python whose value is the result.
+SPOKEN = """
+import json, sys, time
+greeting, pages = json.loads(sys.argv[1])
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" not in asked or "method" not in asked: continue
+    if asked["method"] == "initialize": said = {"result": greeting}
+    elif asked["method"] == "tools/list": said = {"result": pages[int(asked["params"].get("cursor", 1)) - 1]}
+    else:
+        given = asked["params"]["arguments"]
+        said = given["answer"] if "answer" in given else {"result": {"content": [{"type": "text", "text": str(eval(given["deed"]))}]}}
+    if isinstance(said, float): time.sleep(said)
+    if isinstance(said, str): print(said, flush=True); continue
+    for more in ({"method": "notifications/message", "params": {}}, {"id": "s", "method": "ping"}, {"id": asked["id"], **said}):
+        print(json.dumps({"jsonrpc": "2.0", **more}), flush=True)
+"""
+
+
+def spoken(greeting=GREETING, pages=PAGES):
+    return {"command": ["python", "-c", SPOKEN, json.dumps([greeting, pages])]}
+
+
+@pytest.fixture(scope="module")
+def service_settings():
+    own = {
+        f"package-{n}": {"command": [python, "-c", PACKAGE, "stdio"], "paths": [str(Path(python).parents[1])]}
+        for n, python in enumerate(PYTHONS)
+    }
+    commands = {
+        "sums": spoken(),
+        "old": spoken({**GREETING, "protocolVersion": "2024-11-05"}),
+        "future": spoken({**GREETING, "protocolVersion": "2099-01-01"}),
+        "toolless": spoken({**GREETING, "capabilities": {}}),
+        "greedy": {"command": ["python", "-c", "x = [bytearray(1 << 20) for _ in range(1000)]; input()"], "memory_mib": 64},
+        "absent": {"command": ["/opt/no/such/program"]},
+    }
+    return {"GRADBUS_MCP_COMMANDS": json.dumps(commands | own), "GRADBUS_MAX_CHILDREN": "6"}
+
+
+@pytest.fixture(params=["http", pytest.param("stdio", marks=stdio)])
+def either(request, episode, http_server):
+    """The same server by both transports."""
+    url = "mcp+stdio://sums" if request.param == "stdio" else f"mcp+{http_server(FakeServer())}/mcp/"
+    return episode({"service": url, "step_seconds": 5.0}, run_id=url)
 
 
 @pytest.fixture
@@ -229,3 +282,111 @@ async def test_a_server_on_the_protocols_own_package(episode, start_package, pyt
         assert (answer.status, called(answer)[:2]) == (OK, ["3", "7"]), "a session of its own"
         assert [json.loads(one)["error"] for one in called(answer)[2:]] == ["tool_failed"] * 2
     await world.close()
+
+
+async def test_both_transports_list_the_same_tools_and_bring_the_same_answers(either):
+    described = await either.describe()
+    assert [(one.name, one.description) for one in described.tools] == [("add", "Adds."), ("plain", "plain")]
+    assert (described.name, described.determinism) == ("sums", pb.DETERMINISM_NONE)
+    opened = await either.open()
+    assert (opened.status, list(opened.messages)) == (OK, [])
+    refused = {"error": {"code": -32602, "message": "Unknown tool"}}
+    answers = [{"result": text("3")}, {"result": text("no such file", isError=True)}, refused]
+    answer = await either.step(0, "", *[("add", {"answer": one}) for one in answers], ("add", "{"))
+    assert (answer.status, called(answer)[0], answer.HasField("reward")) == (OK, "3", False)
+    assert [json.loads(one)["error"] for one in called(answer)[1:]] == ["tool_failed", "invalid_arguments", "invalid_arguments"]
+    assert (await either.step(1, "5")).status == OK
+
+
+BROKEN_ALIKE = ("internal error", "result of another type", "content of another type", "part of another type", "hangs")
+
+
+@pytest.mark.parametrize("kind", BROKEN_ALIKE)
+async def test_what_is_broken_is_an_error_by_both_and_the_next_attempt_has_a_new_session(either, kind):
+    await either.open(kind)
+    answer = await either.step(0, "", ("add", {"answer": BROKEN[kind]}))
+    assert (answer.status, answer.HasField("reward"), bool(answer.reason)) == (ERROR, False, True)
+    assert "open the episode again" in (await either.step(0, "", ("add", {"answer": BROKEN[kind]}))).reason
+    assert (await either.open(kind, attempt=1)).status == OK
+    assert called(await either.step(0, "", ("add", {"answer": {"result": text("1")}}))) == ["1"]
+
+
+def started(service):
+    """Processes of commands that the service started."""
+    return [one for one in psutil.Process(service[0].pid).children(recursive=True) if SPOKEN in one.cmdline()]
+
+
+DEEDS = {
+    "__import__('socket').socket()": "PermissionError",
+    "open('/etc/passwd').read()": "FileNotFoundError",
+    "[name for name in __import__('os').environ if 'GRADBUS' in name]": "[]",
+    "open('/proc/1/environ').read()": "FileNotFoundError",
+    "__import__('os').getuid() and 'nobody'": "nobody",
+}
+
+
+@stdio
+async def test_a_command_is_confined(episode, service):
+    attempt = "(lambda f: f())(lambda: __import__('contextlib') and %s)"
+    for deed, found in DEEDS.items():
+        world = episode({"service": "mcp+stdio://sums", "step_seconds": 5.0}, run_id="confined")
+        await world.open(f"confined.{deed}")
+        answer = await world.step(0, "", ("add", {"deed": attempt % deed}))
+        if answer.status == OK:
+            assert called(answer) == [found]
+        else:
+            assert (found.endswith("Error"), "has ended" in answer.reason) == (True, True), (deed, answer)
+        await world.close()
+    assert started(service) == []
+
+
+@stdio
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("future", "version '2099-01-01'"),
+        ("toolless", "has no tools"),
+        ("other", "names no MCP server 'other'"),
+        ("greedy", "has ended"),
+        ("absent", "has ended"),
+    ],
+)
+async def test_a_command_that_cannot_be_used_says_why_and_leaves_nothing(episode, service, name, reason):
+    with pytest.raises(grpc.aio.AioRpcError, match=reason):
+        await episode({"service": f"mcp+stdio://{name}"}, run_id=name).describe()
+    assert started(service) == []
+
+
+@stdio
+async def test_an_older_version_is_understood(episode):
+    assert (await episode({"service": "mcp+stdio://old"}, run_id="old").describe()).name == "sums"
+
+
+@stdio
+async def test_a_killed_command_is_an_error_and_no_more_than_there_is_room_for_are_started(episode, service):
+    worlds = [episode({"service": "mcp+stdio://sums", "step_seconds": 20.0}, run_id="room") for _ in range(7)]
+    opened = [await world.open(f"room.{n}") for n, world in enumerate(worlds)]
+    assert [(one.status, one.is_away) for one in opened] == [(OK, False)] * 6 + [(ERROR, True)]
+    stuck = asyncio.ensure_future(worlds[0].step(0, "", ("add", {"answer": 60.0})))
+    await asyncio.sleep(0.5)
+    for process in started(service):
+        process.kill()
+    answer = await stuck
+    assert (answer.status, "has ended" in answer.reason) == (ERROR, True), answer
+    for world in worlds[:6]:
+        await world.close()
+    assert started(service) == []
+    assert (await worlds[6].open("room.6", attempt=1)).status == OK
+
+
+@stdio
+@pytest.mark.parametrize("number", range(len(PYTHONS)))
+async def test_a_command_on_the_protocols_own_package(episode, number):
+    world = episode({"service": f"mcp+stdio://package-{number}"}, run_id="package")
+    assert [one.name for one in (await world.describe()).tools] == ["add", "fail"]
+    for n in range(2):
+        assert (await world.open(f"train.0.0.{n}")).status == OK
+        answer = await world.step(0, "", ("add", {"number": 3}), ("add", {"number": 4}), ("fail", {"text": "x"}), ("add", {"number": "x"}))
+        assert (answer.status, called(answer)[:2]) == (OK, ["3", "7"]), "a process of its own"
+        assert [json.loads(one)["error"] for one in called(answer)[2:]] == ["tool_failed"] * 2
+        await world.close()

@@ -1,7 +1,8 @@
 """Makes the sandbox of one command: namespaces of its own, by itself or by bubblewrap, with `supervisor` as process 1.
 
-Standard library only. Arguments after the folders of the packages: how niceness is raised, and the level. Its standard input and output
-are the supervisor's; if there is no sandbox it writes {"refused": reason}.
+Standard library only. Arguments after the folders of the packages: how niceness is raised, the level, and, for a command that serves
+until it is ended, a JSON object of `arguments`, `paths` and `memory_mib`. Its standard input and output are the supervisor's, or that
+command's; if there is no sandbox it writes {"refused": reason}.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 
 from gradbus.sandbox.commands.processes import detached_proc
 from gradbus.sandbox.commands.restrictions import DEVICES, DISK_MIB, FOLDER, INTERPRETER, SYSTEM_FOLDERS, TEMPORARY
+from gradbus.sandbox.commands.server import serve, served_paths
 from gradbus.sandbox.commands.supervisor import supervise
 from gradbus.sandbox.new_root import enter_new_root, map_ids
 from gradbus.sandbox.privileges import be_first_out_of_memory, die_with_parent, system_library
@@ -39,13 +41,14 @@ def main() -> None:
     die_with_parent(libc)
     if os.getppid() != parent:
         return
+    served = sys.argv[5] if len(sys.argv) > 5 else None
     if level == "bubblewrap":
-        _bubblewrap(libc, folders[0])
+        _bubblewrap(libc, folders[0], served)
     else:
-        _namespaces(libc)
+        _namespaces(libc, served)
 
 
-def _namespaces(libc: ctypes.CDLL) -> None:
+def _namespaces(libc: ctypes.CDLL, served: str | None) -> None:
     ids = _ids()
     if ids[0] != ids[-1]:
         os.setgroups([])
@@ -56,7 +59,7 @@ def _namespaces(libc: ctypes.CDLL) -> None:
         _refuse(f"the kernel gives no namespaces ({os.strerror(ctypes.get_errno())}); {_REMEDY}")
     elif first == 0:
         os.close(map_done)
-        _be_first_process(libc, mapped, ids[-1])
+        _be_first_process(libc, mapped, ids[-1], served)
     else:
         signal.signal(signal.SIGTERM, lambda *_: os.kill(first, signal.SIGKILL))  # the kernel ends all others before it is waited for
         try:
@@ -76,7 +79,7 @@ def _ids() -> list[tuple[int, int]]:
     return [own, (_NOBODY, _NOBODY)] if own[0] == 0 else [own]
 
 
-def _be_first_process(libc: ctypes.CDLL, mapped: int, ids: tuple[int, int]) -> None:
+def _be_first_process(libc: ctypes.CDLL, mapped: int, ids: tuple[int, int], served: str | None) -> None:
     """Does not return."""
     code = 1
     try:
@@ -86,13 +89,16 @@ def _be_first_process(libc: ctypes.CDLL, mapped: int, ids: tuple[int, int]) -> N
         os.close(mapped)
         proc = detached_proc(libc)
         options = f"size={DISK_MIB}m,nr_inodes=1024,mode=700,uid={ids[0]},gid={ids[1]}"
-        if not enter_new_root(libc, (*SYSTEM_FOLDERS, *DEVICES), {FOLDER: options, TEMPORARY: options}):
+        if not enter_new_root(libc, (*SYSTEM_FOLDERS, *DEVICES, *served_paths(served)), {FOLDER: options, TEMPORARY: options}):
             _refuse(f"the kernel gives no root folder of its own; {_REMEDY}")
             return
         os.setresgid(ids[1], ids[1], ids[1])
         os.setresuid(ids[0], ids[0], ids[0])
         die_with_parent(libc)  # other credentials end it
-        supervise(libc, proc)
+        if served is None:
+            supervise(libc, proc)
+        else:
+            serve(libc, proc, served)
         code = 0
     except BaseException as error:  # noqa: BLE001 - process 1 of a sandbox: whatever it is, the parent reads it
         _refuse(f"{type(error).__name__}: {error}")
@@ -100,20 +106,21 @@ def _be_first_process(libc: ctypes.CDLL, mapped: int, ids: tuple[int, int]) -> N
         os._exit(code)
 
 
-def _bubblewrap(libc: ctypes.CDLL, libraries: str) -> None:
+def _bubblewrap(libc: ctypes.CDLL, libraries: str, served: str | None) -> None:
     program = next((path for path in _BUBBLEWRAP if os.access(path, os.X_OK)), None)
     if program is None:
         _refuse("bubblewrap is not installed here; install it (bwrap), or ask for namespaces")
         return
-    shown = [path for path in dict.fromkeys(SYSTEM_FOLDERS) if os.path.exists(path)]
-    boot = f"import sys; sys.path.insert(0, {_LIBRARIES!r}); from gradbus.sandbox.commands import supervisor; supervisor.main()"
+    shown = [path for path in dict.fromkeys((*SYSTEM_FOLDERS, *served_paths(served))) if os.path.exists(path)]
+    module = "supervisor" if served is None else "server"
+    boot = f"import sys; sys.path.insert(0, {_LIBRARIES!r}); from gradbus.sandbox.commands import {module}; {module}.main()"
     arguments = [
         *("--unshare-all", "--die-with-parent", "--as-pid-1", "--clearenv", "--cap-drop", "ALL", "--new-session", "--proc", "/proc"),
         *(part for path in shown for part in ("--ro-bind", path, path)),
         *(part for path in DEVICES for part in ("--dev-bind", path, path)),
         *("--ro-bind", f"{libraries}/gradbus/sandbox", f"{_LIBRARIES}/gradbus/sandbox"),
         *(part for path in (FOLDER, TEMPORARY) for part in ("--size", str(DISK_MIB << 20), "--tmpfs", path)),
-        *("--remount-ro", "/", "--chdir", "/", "--", INTERPRETER, "-I", "-S", "-B", "-c", boot),
+        *("--remount-ro", "/", "--chdir", "/", "--", INTERPRETER, "-I", "-S", "-B", "-c", boot, *([] if served is None else [served])),
     ]
     user, group = _ids()[-1]
     if user != os.geteuid():

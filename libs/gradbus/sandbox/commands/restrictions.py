@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Sequence
 
 from gradbus.sandbox.commands.request import Command
 from gradbus.sandbox.landlock import EXECUTE, READ, WRITE, restrict_files
@@ -53,8 +54,14 @@ _ALLOWED = frozenset(
 """Of the calls that a grader is refused: on processes of its own PID namespace, and on files of its own root folder."""
 
 
-def execute(libc: ctypes.CDLL, command: Command, standard: tuple[int, int, int]) -> None:
-    """Makes this process the command; `standard` are its three streams. Does not return."""
+def execute(
+    libc: ctypes.CDLL, command: Command, standard: tuple[int, int, int], paths: Sequence[str] = (), *, bound_addresses: bool = True
+) -> None:
+    """Makes this process the command; `standard` are its three streams, and `paths` what it may read and execute beside the system's
+    programs. `bound_addresses`: its memory bounds its address space too, of which some interpreters reserve more than they use.
+
+    Does not return.
+    """
     code = 126
     try:
         os.setsid()
@@ -65,9 +72,11 @@ def execute(libc: ctypes.CDLL, command: Command, standard: tuple[int, int, int])
         for number in (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):  # Python has its own way with these
             signal.signal(number, signal.SIG_DFL)
         _set_limits(command)
+        if bound_addresses:
+            _set_limit(resource.RLIMIT_AS, (command.memory_mib + _ADDRESS_SPACE_MIB) << 20)
         drop_capabilities(libc)
         libc.personality(_ADDR_NO_RANDOMIZE)  # what shows the address of an object is the same each time
-        restrict_files(libc, _file_rights())
+        restrict_files(libc, {**_file_rights(), **dict.fromkeys(paths, READ | EXECUTE)})
         if not filter_calls(libc, _ALLOWED):
             raise OSError("no filter of system calls")
         code = 127
@@ -92,7 +101,6 @@ def _set_limits(command: Command) -> None:
     seconds = max(1, math.ceil(command.seconds))
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     for kind, value in [
-        (resource.RLIMIT_AS, (command.memory_mib + _ADDRESS_SPACE_MIB) << 20),
         (resource.RLIMIT_NOFILE, _OPEN_FILES),
         (resource.RLIMIT_NPROC, PROCESSES + 3),  # the supervisor and those that made its namespaces count too
         (resource.RLIMIT_FSIZE, DISK_MIB << 20),
@@ -103,6 +111,10 @@ def _set_limits(command: Command) -> None:
         (resource.RLIMIT_NICE, 0),
         (resource.RLIMIT_RTPRIO, 0),
     ]:
-        hard = resource.getrlimit(kind)[1]
-        limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(kind, (limit, limit))
+        _set_limit(kind, value)
+
+
+def _set_limit(kind: int, value: int) -> None:
+    hard = resource.getrlimit(kind)[1]
+    limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (limit, limit))

@@ -21,7 +21,7 @@ from gradbus.sandbox.process import boot
 Level = Literal["namespaces", "bubblewrap"]
 LEVELS: Final[tuple[Level, ...]] = ("namespaces", "bubblewrap")
 _LIBRARIES: Final = str(Path(__file__).resolve().parents[3])
-_LINE_BYTES: Final = 4 << 20
+_LINE_BYTES: Final = 8 << 20
 _END_SECONDS: Final = 10.0
 _TOLD_BYTES: Final = 400
 _MORE_SECONDS: Final = 20.0
@@ -34,33 +34,28 @@ class SandboxError(UserCodeError):
 
 async def run_command(command: Command, level: Level) -> Outcome:
     """What came of the command. No process of it is left afterwards, also when the caller is cancelled. Raises SandboxError."""
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", "-B", "-c", boot("gradbus.sandbox.commands.launch")),
-            *(_LIBRARIES, _LIBRARIES, str(USERS_NICENESS), level),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            limit=_LINE_BYTES,
-            cwd="/",
-            env={},
-            process_group=0,
-        )
-    except OSError as error:
-        raise SandboxError(f"no sandbox could be started ({error}); raise the machine's limits on processes") from error
+    process = await _launched(level)
     try:
         async with asyncio.timeout(WALL_FACTOR * command.seconds + WALL_MORE + _MORE_SECONDS):
             said = await _answer(process, json.dumps(command.document()).encode() + b"\n")
     except TimeoutError as error:
         raise SandboxError("a sandbox did not end in time; the machine is too busy") from error
     finally:
-        await _end(process)
+        await end_process(process)
     if "refused" in said:
         raise SandboxError(f"no sandbox: {said['refused']}")
     try:
         return read_outcome(said)
     except CommandError as error:
         raise SandboxError(f"{error}; try again") from error
+
+
+async def start_server(arguments: Sequence[str], paths: Sequence[str], memory_mib: int, level: Level) -> asyncio.subprocess.Process:
+    """Starts a command that speaks by its standard input and output, in a sandbox in which it may also read and execute `paths`.
+
+    `end_process` ends it. If there is no sandbox, it writes {"refused": reason}. Raises SandboxError.
+    """
+    return await _launched(level, json.dumps({"arguments": list(arguments), "paths": list(paths), "memory_mib": memory_mib}))
 
 
 async def found_level(levels: Sequence[Level] = LEVELS) -> tuple[Level | None, str]:
@@ -93,7 +88,24 @@ async def _answer(process: asyncio.subprocess.Process, request: bytes) -> dict[s
     return said
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _launched(level: Level, *served: str) -> asyncio.subprocess.Process:
+    try:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", "-B", "-c", boot("gradbus.sandbox.commands.launch")),
+            *(_LIBRARIES, _LIBRARIES, str(USERS_NICENESS), level, *served),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            limit=_LINE_BYTES,
+            cwd="/",
+            env={},
+            process_group=0,
+        )
+    except OSError as error:
+        raise SandboxError(f"no sandbox could be started ({error}); raise the machine's limits on processes") from error
+
+
+async def end_process(process: asyncio.subprocess.Process) -> None:
     """The launcher ends process 1, and with it the kernel ends all others, before it ends itself."""
     if process.stdin is not None:
         process.stdin.close()

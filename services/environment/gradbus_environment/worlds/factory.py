@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pydantic import ValidationError
@@ -11,7 +12,9 @@ from gradbus.spec.sections import EnvironmentSpec
 from gradbus.user_services.addresses import AddressPolicy
 from gradbus_environment.contract import EnvironmentRefusedError, World
 from gradbus_environment.worlds.http import HttpWorld
-from gradbus_environment.worlds.mcp import MCP, McpWorld
+from gradbus_environment.worlds.mcp import MCP_HTTP, MCP_STDIO, McpWorld
+from gradbus_environment.worlds.mcp_http import McpOverHttp
+from gradbus_environment.worlds.mcp_stdio import McpCommand, McpOverStdio
 from gradbus_environment.worlds.nemo_gym.world import NEMO_GYM, NemoGymWorld
 from gradbus_environment.worlds.openenv import OPENENV, OpenEnvWorld
 from gradbus_environment.worlds.python import ChildSettings, PythonWorld
@@ -26,6 +29,8 @@ class WorldSettings:
     python: bool = False
     """Whether users' Python runs here."""
     children: ChildSettings = field(default_factory=ChildSettings)
+    mcp_commands: Mapping[str, McpCommand] = field(default_factory=dict)
+    """By the name that submitters give."""
 
 
 def read_section(environment_json: str) -> EnvironmentSpec:
@@ -52,6 +57,12 @@ def create_world(section: EnvironmentSpec, settings: WorldSettings, budget: Proc
         return OpenEnvWorld(section.service, settings.addresses)
     if section.service is not None and section.service.startswith(NEMO_GYM):
         return NemoGymWorld(section.service, settings.addresses)
-    if section.service is not None and section.service.startswith(MCP):
-        return McpWorld(section.service, settings.addresses)
+    if section.service is not None and section.service.startswith(MCP_HTTP):
+        return McpWorld(McpOverHttp(section.service.removeprefix("mcp+"), settings.addresses))
+    if section.service is not None and section.service.startswith(MCP_STDIO):
+        name = section.service.removeprefix(MCP_STDIO)
+        if name not in settings.mcp_commands:
+            known = ", ".join(settings.mcp_commands) or "none"
+            raise EnvironmentRefusedError(f"the operator names no MCP server {name[:80]!r} in GRADBUS_MCP_COMMANDS; known: {known}")
+        return McpWorld(McpOverStdio(name, settings.mcp_commands[name], sandboxes, budget))
     raise EnvironmentRefusedError("the run's environment section has neither a source nor a service of a known kind; fix it")

@@ -1,4 +1,4 @@
-"""An MCP server behind an address, over streamable HTTP: one session an episode. It has tools and gives no rewards.
+"""A server of the Model Context Protocol, by whichever transport: one session an episode. It has tools and gives no rewards.
 
 Calls carry no id by which a server could know a repeated one, so a session with a call that failed is not used again.
 """
@@ -6,32 +6,64 @@ Calls carry no id by which a server could know a repeated one, so a session with
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
-from dataclasses import dataclass, field
-from functools import partial
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 from gradbus.errors import UserCodeError
-from gradbus.user_services.addresses import AddressPolicy, AddressRefusedError
+from gradbus.user_services.addresses import AddressRefusedError
 from gradbus_environment.answers import AnswerError, ok_answer, step_messages
 from gradbus_environment.contract import Answer, Description, Document, EnvironmentRefusedError, Move, Session, canonical
 from gradbus_environment.sandbox.world import MAX_TEXT, cut, error_text
 from gradbus_environment.worlds.calls import arguments_of, executed_calls
 from gradbus_environment.worlds.http import described_tools
-from gradbus_environment.worlds.json_client import JsonClient, JsonRequest, failed_call, was_never_asked
-from gradbus_environment.worlds.mcp_messages import SESSION, response_to, result_text
+from gradbus_environment.worlds.json_client import failed_call, was_never_asked
+from gradbus_environment.worlds.mcp_messages import result_text
 
-MCP: Final = ("mcp+http://", "mcp+https://")
+MCP_HTTP: Final = ("mcp+http://", "mcp+https://")
+MCP_STDIO: Final = "mcp+stdio://"
 _VERSIONS: Final = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
 """Of the protocol, newest first."""
-_ANSWERED: Final = frozenset({200, 202, 400, 404})
-_CLOSED: Final = frozenset({200, 202, 204, 404, 405})
-_ACCEPT: Final = {"accept": "application/json, text/event-stream"}
 _INVALID_PARAMS: Final = -32602
 _MAX_PAGES: Final = 128
 _MAX_NAME: Final = 1024
-_CLOSE_SECONDS: Final = 5.0
+
+
+class Connection(Protocol):
+    """One session of a server. What it raises is UserCodeError and AnswerError."""
+
+    def agree(self, version: str) -> None:
+        """The version of the protocol that both speak."""
+        ...
+
+    async def ask(self, asked: Document, seconds: float) -> Document:
+        """The response to a request of JSON-RPC."""
+        ...
+
+    async def tell(self, notice: Document, seconds: float) -> None:
+        """Sends a notification."""
+        ...
+
+    async def end(self) -> None:
+        """Ends the session."""
+        ...
+
+
+class Server(Protocol):
+    """A server by one transport."""
+
+    @property
+    def name(self) -> str:
+        """In messages."""
+        ...
+
+    async def connect(self) -> Connection:
+        """A new session. Raises UserCodeError."""
+        ...
+
+    async def close(self) -> None:
+        """Frees all that it holds."""
+        ...
 
 
 class _RefusedCallError(UserCodeError):
@@ -40,8 +72,8 @@ class _RefusedCallError(UserCodeError):
 
 @dataclass(slots=True)
 class _McpSession:
-    headers: dict[str, str] = field(default_factory=lambda: dict(_ACCEPT))
-    seconds: float = 0.0
+    connection: Connection
+    seconds: float
     """Of a request."""
     requests: int = 0
     """So many had an answer."""
@@ -52,16 +84,17 @@ class _McpSession:
 class McpWorld:
     """Speaks `initialize`, `tools/list` and `tools/call`. Offers the server nothing: no sampling, no elicitation, no roots."""
 
-    def __init__(self, service: str, policy: AddressPolicy) -> None:
-        self._client = JsonClient(service.removeprefix("mcp+"), policy)
-        self._name = self._client.name
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._name = server.name
         self._sessions: dict[str, _McpSession] = {}
 
     async def describe(self, seconds: float) -> Description:
         """All pages of `tools/list`."""
-        session = _McpSession(seconds=seconds)
+        session: _McpSession | None = None
         try:
             async with asyncio.timeout(seconds):
+                session = _McpSession(await self._server.connect(), seconds)
                 name = await self._begin(session)
                 tools = described_tools([_tool(one) for one in await self._listed(session)])
         except TimeoutError as error:
@@ -69,15 +102,16 @@ class McpWorld:
         except (AnswerError, AddressRefusedError) as error:
             raise EnvironmentRefusedError(f"{self._name} described itself wrongly: {error}") from error
         finally:
-            await self._end(session)
+            if session is not None:
+                await session.connection.end()
         whole = canonical([name, [[one.name, one.description, one.parameters_json] for one in tools]])
         return Description(name, hashlib.sha256(whole.encode("utf-8", "replace")).hexdigest(), determinism="recorded", tools=tools)
 
     async def open(self, session: Session, seconds: float) -> Answer:
         """Begins a session of the server. The conversation is the row's prompt."""
-        self._sessions[session.id] = connection = _McpSession(seconds=seconds)
         try:
             async with asyncio.timeout(seconds):
+                self._sessions[session.id] = connection = _McpSession(await self._server.connect(), seconds)
                 await self._begin(connection)
             return Answer()
         except (UserCodeError, AnswerError, TimeoutError) as error:
@@ -107,11 +141,11 @@ class McpWorld:
         """Ends the server's session; a failure harms nobody here."""
         connection = self._sessions.pop(session.id, None)
         if connection is not None:
-            await self._end(connection)
+            await connection.connection.end()
 
     async def end(self) -> None:
         """Closes the connections."""
-        await self._client.close()
+        await self._server.close()
 
     async def _begin(self, session: _McpSession) -> str:
         """Greets the server. Returns its name."""
@@ -123,9 +157,8 @@ class McpWorld:
                 raise AnswerError("it has no tools, or did not answer initialize as an MCP server does")
         if version not in _VERSIONS:
             raise AnswerError(f"it speaks version {version[:40]!r} of the protocol; known: {', '.join(_VERSIONS)}")
-        session.headers["mcp-protocol-version"] = version
-        notice = {"jsonrpc": "2.0", "method": "notifications/initialized"}
-        await self._client.call(JsonRequest("POST", "", notice, session.headers, _ANSWERED), lambda _: None, session.seconds)
+        session.connection.agree(version)
+        await session.connection.tell({"jsonrpc": "2.0", "method": "notifications/initialized"}, session.seconds)
         return name[:_MAX_NAME] or "MCP"
 
     async def _listed(self, session: _McpSession) -> list[Any]:
@@ -155,12 +188,8 @@ class McpWorld:
     async def _ask(self, session: _McpSession, method: str, params: Document) -> Document:
         """The result of a request. Raises _RefusedCallError, UserCodeError and AnswerError."""
         number = session.requests + 1
-        asked = {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
-        read = partial(response_to, number)
-        name, said = await self._client.call(JsonRequest("POST", "", asked, session.headers, _ANSWERED), read, session.seconds)
+        said = await session.connection.ask({"jsonrpc": "2.0", "id": number, "method": method, "params": params}, session.seconds)
         session.requests = number
-        if name:
-            session.headers[SESSION] = name
         match said:
             case {"error": {"code": int(code), "message": str(message)}}:
                 if code == _INVALID_PARAMS:
@@ -169,11 +198,6 @@ class McpWorld:
             case {"result": dict(result)}:
                 return result
         raise AnswerError(f"its answer to {method} is neither a result nor an error")
-
-    async def _end(self, session: _McpSession) -> None:
-        if SESSION in session.headers:
-            with contextlib.suppress(UserCodeError):
-                await self._client.call(JsonRequest("DELETE", "", None, session.headers, _CLOSED), lambda _: None, _CLOSE_SECONDS)
 
     def _failed(self, error: Exception, seconds: float) -> Answer:
         if isinstance(error, TimeoutError):
