@@ -76,6 +76,7 @@ async def test_two_deaths_at_any_named_point_change_no_bit(stack_of, spec, true_
         assert faults_of(stack, outcome, spec) == []
 
 
+@pytest.mark.slow  # the learners' own tests resume in bfloat16
 @pytest.mark.asyncio(loop_scope="module")
 async def test_kills_change_no_bit_of_a_run_in_bfloat16(pair, spec, example):
     spec = spec | {"trainer": spec["trainer"] | {"dtype": "bf16"}, "schedule": spec["schedule"] | {"steps": 30}}

@@ -88,6 +88,7 @@ def kls_of(lab, run):
     return [step["teacher_kl"] for step in lab.events(run["id"], "metrics")]
 
 
+@pytest.mark.slow  # a minute: four hundred steps
 def test_a_student_becomes_as_good_as_its_teacher_by_the_teachers_word_alone(lab, student, teacher, spec, answers, gradbus):
     body = student(data={"train": answers, "eval": answers}, reward={"grader": EXACT}, evaluation={"every": 200, "samples": 8})
     of_teacher = spec(model={"run": teacher["id"]}, data=body["data"], reward=body["reward"], evaluation={"samples": 8})

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,6 +51,13 @@ def dot_in_order(handle: Any) -> Any:
         return handle(product + d.data, d.dtype.scalar)
 
     return create_dot
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Triton's interpreter takes seconds a case, and the kernels treat fp16 as they treat bf16."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent) and {"triton", "fp16"} <= set(re.split(r"[-\[\]]", item.name)):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(params=["reference", "cpu", "triton"])
