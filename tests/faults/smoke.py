@@ -29,6 +29,8 @@ class Outcome:
     """Of the final version's tensors."""
     steps: int
     killed: list[str] = field(default_factory=list)
+    deterministic: str | None = None
+    """As the run's object says it."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ async def train(
     version = (await asyncio.to_thread(client.versions, run_id, spec["schedule"]["steps"] - 1))["data"]
     digest = version[-1]["digest"] if version else ""
     client.close()
-    return Outcome(run_id, run["state"], digest, run["progress"]["step"], killed if isinstance(killed, list) else [])
+    return Outcome(run_id, run["state"], digest, run["progress"]["step"], killed if isinstance(killed, list) else [], run["deterministic"])
 
 
 async def until(client: Client, run_id: str, condition: Any, seconds: float = 300.0) -> dict[str, Any]:

@@ -84,6 +84,12 @@ ENVIRONMENTS = Board(
                     width=12,
                 ),
                 Panel(
+                    "Episodes played again",
+                    "One of a hundred of a seeded environment. differs: it is not deterministic, and its samples are masked.",
+                    [_rate("gradbus_environment_repeats_total", "gradbus_environment_result")],
+                    width=12,
+                ),
+                Panel(
                     "Entries of journals",
                     "written: a turn or an answer, before anybody is told; read: by the worker that goes on where another one died.",
                     [_rate("gradbus_journal_entries_total", "gradbus_journal_use")],

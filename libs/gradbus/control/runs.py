@@ -28,6 +28,8 @@ RunState = Literal[
     "failed",
     "cancelled",
 ]
+Determinism = Literal["spec", "given records", "none"]
+"""What a run's episodes are a function of: the spec, or also the records of what their environment answered, or neither."""
 FINAL_STATES: frozenset[RunState] = frozenset({"succeeded", "failed", "cancelled"})
 _DESIRED: TypeAdapter[DesiredState] = TypeAdapter(DesiredState)
 Role = Literal["rollout", "trainer", "reference", "reward"]
@@ -86,6 +88,8 @@ class RunProgress(StoredModel):
     filtered: int = 0
     dropped: int = 0
     workers: int = 0
+    determinism: Determinism = "spec"
+    """Of the run's episodes, by what their environment says of itself."""
 
 
 class RunStatus(StoredModel):
@@ -171,6 +175,8 @@ class WorkerPresence(StoredModel):
     """Why the worker cannot serve; empty if it can."""
     awaits_environment: bool = False
     """Of a rollout: whether the trouble is the run's environment, which does not answer; nothing is wrong with the worker."""
+    determinism: Determinism = "spec"
+    """Of a rollout: that of the run's episodes."""
     fatal: bool = False
     """Whether the trouble is the run's own, so that no other worker could serve it either."""
     reached: int = -1

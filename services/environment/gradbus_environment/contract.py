@@ -39,6 +39,16 @@ class EnvironmentRefusedError(UserCodeError):
     """The environment cannot be used as it is: to ask again would change nothing."""
 
 
+class NondeterministicError(UserCodeError):
+    """The calls of a session, made again, had other answers."""
+
+    @classmethod
+    def at(cls, turn: int) -> NondeterministicError:
+        """Of the opening (-1), or of a turn."""
+        called = "reset" if turn < 0 else f"turn {turn}"
+        return cls(f"nondeterministic: {called} had another answer when it was repeated; let it depend on its seed and calls alone")
+
+
 @dataclass(frozen=True, slots=True)
 class ToolDescription:
     """A tool that the policy may call."""

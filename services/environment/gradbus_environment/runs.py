@@ -13,6 +13,7 @@ from typing import Final
 from gradbus.spec.sections import EnvironmentSpec
 from gradbus.telemetry import get_logger
 from gradbus_environment.contract import Answer, Move, Opening, Session, World, opening_document
+from gradbus_environment.repeats import checked, is_over
 from gradbus_environment.telemetry import count_sessions
 
 _log = get_logger(__name__)
@@ -110,6 +111,8 @@ class OpenRun:
                 session.moves.append(move)
                 session.digests.append(digest)
                 entry.last = answer = replace(answer, state_digest=answer.state_digest or digest)
+                if is_over(move, answer):
+                    entry.last = answer = await checked(self.world, session, answer, seconds)
             entry.used = time.monotonic()
             return answer
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
+from typing import Final, Literal
 
 from gradbus.telemetry import PROCESS, observe
 from gradbus_environment.contract import Status
@@ -27,6 +27,11 @@ def timed(call: str) -> Iterator[None]:
 def count_answer(call: str, status: Status) -> None:
     """Counts an answer."""
     PROCESS.count("gradbus.environment.calls", 1, {_CALL: call, _STATUS: status})
+
+
+def count_repeat(result: Literal["same", "differs", "failed"]) -> None:
+    """Counts an episode that was played again."""
+    PROCESS.count("gradbus.environment.repeats", 1, {"gradbus.environment.result": result})
 
 
 def count_sessions(change: int) -> None:

@@ -130,6 +130,7 @@ class RolloutService:
         environment = RunEnvironment(section, client, await client.describe())
         if record.spec.deterministic:
             environment.check_determinism()
+        heartbeat.presence.determinism = environment.determinism
         return environment
 
     async def _prepared(self, record: RunRecord, data: _Data, opened: AsyncExitStack) -> _Prepared:

@@ -318,6 +318,15 @@ _ENVIRONMENTS: Final = (
         "Calls by answer: ok, invalid (the item cannot be judged), error (the environment failed) or unknown_session.",
         ("gradbus.environment.call", "gradbus.environment.status"),
     ),
+    Metric(
+        "gradbus.environment.repeats",
+        "counter",
+        "{episode}",
+        ("environment",),
+        "Episodes of seeded environments that were played again, by what came out: same, differs (nondeterministic) or failed.",
+        ("gradbus.environment.result",),
+        zeros=each("gradbus.environment.result", "same", "differs", "failed"),
+    ),
     Metric("gradbus.environment.sessions", "up_down_counter", "{session}", ("environment",), "Sessions that are open."),
     Metric("gradbus.environment.children", "up_down_counter", "{process}", ("environment",), "Processes of users' Python environments."),
 )

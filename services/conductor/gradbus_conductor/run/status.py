@@ -151,6 +151,7 @@ class RunStatusWriter:
             progress.held_out_loss = snapshot.evaluation.loss if isinstance(snapshot.evaluation, HeldOutLoss) else None
         progress.workers = len(snapshot.rollouts)
         if snapshot.rollouts:
+            progress.determinism = next((one.determinism for one in snapshot.rollouts if one.determinism != "spec"), progress.determinism)
             progress.shares["generate"] = sum(worker.busy for worker in snapshot.rollouts) / len(snapshot.rollouts)
         for trainer in snapshot.trainers:
             progress.shares |= trainer.shares

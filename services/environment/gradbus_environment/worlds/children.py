@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import structlog
@@ -96,6 +97,16 @@ class Children:
             child.process.kill()
             self._drop(child)
 
+    @asynccontextmanager
+    async def apart(self) -> AsyncIterator[Child]:
+        """A new child for the caller alone, which ends with the block."""
+        child = await self._started()
+        try:
+            yield child
+        finally:
+            child.process.kill()
+            await self._stop(child)
+
     async def any_process(self) -> EnvironmentProcess:
         """A process that has loaded the source."""
         child = next((one for one in self._children if one.is_alive), None)
@@ -130,16 +141,20 @@ class Children:
             is_enough = len(shared) >= self._limit or not self._budget.has_room
             if least is not None and (is_enough or self._population(least) == 0):
                 return least
-            await self._budget.acquire(self)
-            try:
-                process = await self._start_process()
-            except BaseException:
-                self._budget.release()
-                raise
-            child = Child(process)
+            child = await self._started()
             self._children.append(child)
-            count_children(1)
             return child
+
+    async def _started(self) -> Child:
+        """A new child, for which there is room."""
+        await self._budget.acquire(self)
+        try:
+            process = await self._start_process()
+        except BaseException:
+            self._budget.release()
+            raise
+        count_children(1)
+        return Child(process)
 
     def _population(self, child: Child) -> int:
         return sum(1 for home in self._homes.values() if home is child)

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from gradbus.errors import UserCodeError
@@ -20,9 +21,11 @@ from gradbus_environment.contract import (
     Document,
     EnvironmentRefusedError,
     Move,
+    NondeterministicError,
     Session,
     ToolDescription,
     canonical,
+    opening_document,
 )
 from gradbus_environment.worlds.json_client import JsonClient, JsonRequest, failed_call, json_object
 
@@ -40,6 +43,8 @@ class HttpWorld:
         self._name = self._client.name
         self._sessions: dict[str, str] = {}
         """The server's names of sessions."""
+        self.is_seeded = False
+        """Until it says that it is."""
 
     async def describe(self, seconds: float) -> Description:
         """`GET /describe`."""
@@ -88,6 +93,21 @@ class HttpWorld:
             with contextlib.suppress(UserCodeError, AnswerError):  # its server forgets the session in its own time
                 await self._post("/close", {"session": name}, _CLOSE_SECONDS)
 
+    async def repeat(self, session: Session, seconds: float) -> None:
+        """See `RepeatableWorld`. In a new session of the server, by another player's requests."""
+        again = Session(f"{session.id} again", replace(session.opening, player=f"{session.opening.player}again"))
+        asked = [opening_document(session.opening), *(move.document() for move in session.moves)]
+        try:
+            for at, (move, document, expected) in enumerate(zip([None, *session.moves], asked, session.digests, strict=True)):
+                answer = await (self.open(again, seconds) if move is None else self.step(again, move, seconds))
+                if answer.status == "error":
+                    raise UserCodeError(answer.reason)
+                again.digests.append(again.next_digest(document, answer))
+                if again.digests[-1] != expected:
+                    raise NondeterministicError.at(at - 1)
+        finally:
+            await self.close(again)
+
     async def end(self) -> None:
         """Closes the connections."""
         await self._client.close()
@@ -102,6 +122,7 @@ class HttpWorld:
             raise AnswerError('determinism is none of "seeded", "recorded" and "none"; send one')
         tools = described_tools(said.get("tools", []))
         whole = canonical({"name": name, "version": version, "tools": [[one.name, one.description, one.parameters_json] for one in tools]})
+        self.is_seeded = determinism == "seeded"
         return Description(name, digest or hashlib.sha256(whole.encode()).hexdigest(), determinism, tools)
 
 

@@ -19,6 +19,7 @@ from gradbus_environment.contract import (
     Document,
     EnvironmentRefusedError,
     Move,
+    NondeterministicError,
     Opening,
     Session,
     ToolDescription,
@@ -41,12 +42,10 @@ class ChildSettings:
     """Run them even where their network cannot be taken away, for operators who trust all users."""
 
 
-class NondeterministicError(UserCodeError):
-    """The calls of a session, made again, had other answers."""
-
-
 class PythonWorld:
     """Runs `class Environment` of one source."""
+
+    is_seeded = True
 
     def __init__(self, source: str, settings: ChildSettings, budget: ProcessBudget, commands: Commands | None = None) -> None:
         """`commands`: what serves the source's `self.sandbox`, if the run has one."""
@@ -81,6 +80,11 @@ class PythonWorld:
     async def close(self, session: Session) -> None:
         """Lets the child forget the session."""
         self._children.forget(session.id)
+
+    async def repeat(self, session: Session, seconds: float) -> None:
+        """See `RepeatableWorld`. In a new process, whose addresses, clock and order of sets are others."""
+        async with self._children.apart() as child:
+            await _replay(child, session, seconds)
 
     async def end(self) -> None:
         """Stops the children."""
@@ -143,10 +147,7 @@ async def _replay(child: Child, session: Session, seconds: float) -> None:
         answer = _read(move, await _call(child, session.id, session.opening, move, seconds))
         digest = log_digest(digest, _asked(session, move), answer)
         if digest != expected:
-            called = "reset" if turn == 0 else f"turn {turn - 1}"
-            raise NondeterministicError(
-                f"nondeterministic: {called} had another answer when it was repeated; let it depend on its seed and calls alone"
-            )
+            raise NondeterministicError.at(turn - 1)
 
 
 def _asked(session: Session, move: Move | None) -> Document:

@@ -26,6 +26,9 @@ class RunSummary(BaseModel):
     reason: str = Field("", description="Why the run is in this state, and what to do about it.")
     waiting_for: str = Field("", description="What the run waits for, and which service has to deliver it.")
     steps: int = Field(description="Optimiser steps of the whole run.")
+    deterministic: Literal["spec", "given records"] | None = Field(
+        None, description="Of what the final weights are a function: the spec, or also the records of the episodes; null: of neither."
+    )
     progress: RunProgress
     created_at: datetime | None
     updated_at: datetime | None = None
@@ -86,11 +89,16 @@ def _fields(run: Run) -> dict[str, Any]:
         "reason": public_text(status.reason) if status else "",
         "waiting_for": public_text(status.waiting_for) if status else "",
         "steps": run.record.spec.schedule.steps,
+        "deterministic": _deterministic(run.record.spec, status.progress if status else RunProgress()),
         "progress": status.progress if status else RunProgress(),
         "created_at": _time(run.record.created_unix_ns),
         "updated_at": _time(status.updated_unix_ns) if status and status.updated_unix_ns else None,
         "finished_at": _time(status.finished_unix_ns) if status and status.finished_unix_ns else None,
     }
+
+
+def _deterministic(spec: RunSpec, progress: RunProgress) -> Literal["spec", "given records"] | None:
+    return None if not spec.is_deterministic or progress.determinism == "none" else progress.determinism
 
 
 def _time(unix_ns: int) -> datetime:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 from grpc import StatusCode
 from grpc.aio import AioRpcError
 
-from gradbus.control.runs import RunRecord, WorkerPresence
+from gradbus.control.runs import Determinism, RunRecord, WorkerPresence
 from gradbus.errors import EnvironmentFaultError, InvalidItemError, SessionLostError
 from gradbus.rpc import describe_rpc_error
 from gradbus.rpc.live_callers import HELD_SECONDS
@@ -182,9 +182,16 @@ class RunEnvironment:
             return self.section.journal
         return self.description.determinism == DETERMINISM_RECORDED
 
+    @property
+    def determinism(self) -> Determinism:
+        """What its episodes are a function of."""
+        if self.is_seeded:
+            return "spec"
+        return "given records" if self.has_journal and self.description.determinism == DETERMINISM_RECORDED else "none"
+
     def check_determinism(self) -> None:
         """Raises EnvironmentFaultError if a run in it cannot be deterministic, not even given the records of its episodes."""
-        if self.is_seeded or (self.has_journal and self.description.determinism == DETERMINISM_RECORDED):
+        if self.determinism != "none":
             return
         name = self.description.name
         if self.description.determinism == DETERMINISM_RECORDED:

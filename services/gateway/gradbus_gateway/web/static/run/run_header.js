@@ -66,7 +66,8 @@ function detail(run, rates) {
   if (run.state === "running") return pace(run, rates);
   const meaning = stateText(run.state)[1];
   if (!FINAL.has(run.state) || !run.finished_at) return meaning;
-  return `${meaning ? `${meaning}; ` : ""}took ${duration((Date.parse(run.finished_at) - Date.parse(run.created_at)) / 1000)}`;
+  const records = run.deterministic === "given records" ? "; deterministic: given records" : "";
+  return `${meaning ? `${meaning}; ` : ""}took ${duration((Date.parse(run.finished_at) - Date.parse(run.created_at)) / 1000)}${records}`;
 }
 
 function pace(run, rates) {
