@@ -52,6 +52,10 @@ class Environment:
 '''
 
 
+def said(answer):
+    return [one.content for one in answer.messages]
+
+
 def coding(run_id):
     return {"section": {"source": CODING, "sandbox": "namespaces"}, "run_id": run_id}
 
@@ -72,10 +76,19 @@ async def test_a_tool_executes_code_and_the_files_go_on_from_call_to_call(episod
     world = episode(**coding("files"))
     assert (await world.describe()).sandbox == "namespaces"
     await world.open()
-    said = await executed(world, 0, "open('solution.py', 'w').write('print(int(input()) ** 2)'); print(open('readme').read())")
-    assert said == {"end": "exited", "code": 0, "stdout": "squares\n", "stderr": "", "files": ["readme", "solution.py"]}
+    found = await executed(world, 0, "open('solution.py', 'w').write('print(int(input()) ** 2)'); print(open('readme').read())")
+    assert found == {"end": "exited", "code": 0, "stdout": "squares\n", "stderr": "", "files": ["readme", "solution.py"]}
     assert (await executed(world, 1, "while True: pass"))["end"] == "time"
     assert await rewarded(world, 2) == 1.0
+
+
+async def test_a_policy_that_waits_cannot_fail_its_episode(episode):
+    world = episode({"source": CODING, "sandbox": "namespaces", "step_seconds": 6.0}, run_id="waiting")
+    await world.open("waiting.0")
+    sleep = ("execute", {"code": "import time; time.sleep(60)"})
+    answer = await world.step(0, "", *[sleep] * 4)
+    assert answer.status == OK, answer
+    assert [json.loads(one)["end"] for one in said(answer)] == ["time"] * 4
 
 
 CHEATS = {
@@ -113,8 +126,8 @@ async def test_a_process_that_the_policy_left_sees_no_later_command(episode, ser
     watch = "while True: open('seen', 'a').write(str(os.listdir('.'))); time.sleep(.01)"
     daemon = f"import os, time\nif os.fork() == 0:\n    os.setsid()\n    {watch}"
     await executed(world, 0, daemon)
-    said = await executed(world, 1, "import time; time.sleep(.2); print(open('seen').read().count('solution'))")
-    assert said["stdout"] in {"0\n", ""}
+    found = await executed(world, 1, "import time; time.sleep(.2); print(open('seen').read().count('solution'))")
+    assert found["stdout"] in {"0\n", ""}
     programs = [" ".join(one.cmdline()) for one in psutil.Process(service[0].pid).children(recursive=True)]
     assert [program for program in programs if "launch" in program] == []
 

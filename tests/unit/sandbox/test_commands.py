@@ -92,6 +92,7 @@ GOOD = Command(("true",)).document()
         {"files": {"x": "AAAA" * (1 << 19)}},
         {"files": {f"{n}": "" for n in range(257)}},
         {"files": {1: ""}},
+        {"files": {"a/b": "", "a/b/c": ""}},
         {"stdin": "AAAA" * (1 << 19)},
         {"seconds": 0},
         {"seconds": float("nan")},

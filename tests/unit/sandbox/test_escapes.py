@@ -166,6 +166,8 @@ ENDS = {
     "10 GB of output": ("os.system('cat /dev/zero')", "output"),
     "a tree that is too large": ("for n in range(300): open(f'{n}', 'w').close()", "files"),
     "a file that is too large": ("open('x', 'wb').truncate(60 << 20)", "files"),
+    "a thousand folders in each other": ("for _ in range(1500): os.mkdir('d'); os.chdir('d')", "files"),
+    "names that are no text": ("open(b'\\xff', 'w').close()", "files"),
     "a path that is too deep": ("for _ in range(40): os.mkdir('d'); os.chdir('d')\nopen('x', 'w').close()", "files"),
 }
 ATTEMPTS = {

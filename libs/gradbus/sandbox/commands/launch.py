@@ -15,7 +15,7 @@ import signal
 import sys
 
 from gradbus.sandbox.commands.processes import detached_proc
-from gradbus.sandbox.commands.restrictions import DEVICES, DISK_MIB, FOLDER, INTERPRETER, SYSTEM_FOLDERS, TEMPORARY
+from gradbus.sandbox.commands.restrictions import DEVICES, DISK_FILES, DISK_MIB, FOLDER, INTERPRETER, SYSTEM_FOLDERS, TEMPORARY
 from gradbus.sandbox.commands.server import serve, served_paths
 from gradbus.sandbox.commands.supervisor import supervise
 from gradbus.sandbox.new_root import enter_new_root, map_ids
@@ -88,7 +88,7 @@ def _be_first_process(libc: ctypes.CDLL, mapped: int, ids: tuple[int, int], serv
             return
         os.close(mapped)
         proc = detached_proc(libc)
-        options = f"size={DISK_MIB}m,nr_inodes=1024,mode=700,uid={ids[0]},gid={ids[1]}"
+        options = f"size={DISK_MIB}m,nr_inodes={DISK_FILES},mode=700,uid={ids[0]},gid={ids[1]}"
         if not enter_new_root(libc, (*SYSTEM_FOLDERS, *DEVICES, *served_paths(served)), {FOLDER: options, TEMPORARY: options}):
             _refuse(f"the kernel gives no root folder of its own; {_REMEDY}")
             return

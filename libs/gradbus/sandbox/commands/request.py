@@ -17,7 +17,8 @@ MAX_OUTPUT = 1 << 18
 """Bytes of the standard output, and of the standard error."""
 MAX_ARGUMENTS, MAX_ARGUMENT = 256, 100_000
 """An argument may have so many bytes; the kernel takes 131,072."""
-_MAX_PATH, _MAX_PART, _MAX_DEPTH = 1024, 200, 16
+_WALL_FACTOR, _WALL_MORE = 4, 1.0
+_MAX_PATH, _MAX_PART, MAX_DEPTH = 1024, 200, 16
 ENDS = ("exited", "time", "memory", "output", "files")
 
 
@@ -33,10 +34,18 @@ class Command:
     files: Mapping[str, bytes] = field(default_factory=dict)
     """By path, relative to the folder in which the command begins."""
     stdin: bytes = b""
-    seconds: float = 10.0
+    seconds: float = 5.0
     memory_mib: int = 256
     keep: bool = False
     """Whether the files are given back as they are at the end."""
+    wall_seconds: float | None = None
+    """By the clock, if less than `longest`."""
+
+    @property
+    def longest(self) -> float:
+        """Seconds by the clock after which it is ended: several times its own, for a busy machine is not its fault."""
+        own = _WALL_FACTOR * self.seconds + _WALL_MORE
+        return own if self.wall_seconds is None else min(own, self.wall_seconds)
 
     def document(self) -> dict[str, Any]:
         """As JSON."""
@@ -47,6 +56,7 @@ class Command:
             "seconds": self.seconds,
             "memory_mib": self.memory_mib,
             "keep": self.keep,
+            "wall_seconds": self.wall_seconds,
         }
 
 
@@ -78,11 +88,12 @@ def read_command(document: Any) -> Command:
             "seconds": int() | float() as seconds,
             "memory_mib": int(memory),
             "keep": bool(keep),
+            "wall_seconds": int() | float() | None as wall,
             **others,
         } if not others:
             pass
         case _:
-            raise CommandError("a command has arguments, files, stdin, seconds, memory_mib and keep, and nothing else")
+            raise CommandError("a command has arguments, files, stdin, seconds, memory_mib, keep and wall_seconds, and nothing else")
     if not 0 < len(arguments) <= MAX_ARGUMENTS or not all(isinstance(one, str) and _is_argument(one) for one in arguments):
         raise CommandError(f"a command is 1 to {MAX_ARGUMENTS} texts of at most {MAX_ARGUMENT} bytes without a zero character")
     if (
@@ -92,7 +103,7 @@ def read_command(document: Any) -> Command:
         or not MIN_MEMORY_MIB <= memory <= MAX_MEMORY_MIB
     ):
         raise CommandError(f"seconds are at most {MAX_SECONDS}, and memory_mib is from {MIN_MEMORY_MIB} to {MAX_MEMORY_MIB}")
-    return Command(tuple(arguments), _read_files(files), _decoded(stdin), float(seconds), memory, keep)
+    return Command(tuple(arguments), _read_files(files), _decoded(stdin), float(seconds), memory, keep, wall)
 
 
 def read_outcome(document: Any) -> Outcome:
@@ -111,6 +122,9 @@ def _read_files(files: Mapping[Any, Any]) -> dict[str, bytes]:
         if not isinstance(path, str) or not is_path(path) or not isinstance(content, str):
             raise CommandError(f"{str(path)[:80]!r} is no relative path such as `folder/file.py`, or has no content")
         read[path] = _decoded(content)
+    folders = {folder for path in read for folder in _folders(path)}
+    if conflict := folders & read.keys():
+        raise CommandError(f"{min(conflict)[:80]!r} is a file and a folder; leave one out")
     if sum(map(len, read.values())) > MAX_TREE:
         raise CommandError(f"the files have more than {MAX_TREE} bytes in all; shorten them")
     return read
@@ -119,8 +133,14 @@ def _read_files(files: Mapping[Any, Any]) -> dict[str, bytes]:
 def is_path(path: str) -> bool:
     """Whether a path stays below the folder that it begins in."""
     parts = path.split("/")
-    is_plain = path.isprintable() and len(path.encode("utf-8", "replace")) <= _MAX_PATH and len(parts) <= _MAX_DEPTH
+    is_plain = path.isprintable() and len(path.encode("utf-8", "replace")) <= _MAX_PATH and len(parts) <= MAX_DEPTH
     return is_plain and not any(part in {"", ".", ".."} or len(part.encode("utf-8", "replace")) > _MAX_PART for part in parts)
+
+
+def _folders(path: str) -> list[str]:
+    """Those in which it lies: of `a/b/c` they are `a` and `a/b`."""
+    parts = path.split("/")
+    return ["/".join(parts[:n]) for n in range(1, len(parts))]
 
 
 def _is_argument(text: str) -> bool:

@@ -18,6 +18,8 @@ from gradbus.sandbox.seccomp import filter_calls
 FOLDER, TEMPORARY = "/work", "/tmp"  # noqa: S108 - an empty file system in memory, of one command
 DISK_MIB = 64
 """Of each of the two folders."""
+DISK_FILES = 8192
+"""In each of them, with their folders: more than a request can have."""
 PROCESSES = 32
 """At once, with their threads."""
 SYSTEM_FOLDERS = ("/usr", "/bin", "/sbin", "/lib", "/lib64", sys.base_prefix)

@@ -15,7 +15,6 @@ from typing import Any, Final, Literal
 from gradbus.errors import UserCodeError
 from gradbus.niceness import USERS_NICENESS
 from gradbus.sandbox.commands.request import Command, CommandError, Outcome, read_outcome
-from gradbus.sandbox.commands.supervisor import WALL_FACTOR, WALL_MORE
 from gradbus.sandbox.process import boot
 
 Level = Literal["namespaces", "bubblewrap"]
@@ -36,7 +35,7 @@ async def run_command(command: Command, level: Level) -> Outcome:
     """What came of the command. No process of it is left afterwards, also when the caller is cancelled. Raises SandboxError."""
     process = await _launched(level)
     try:
-        async with asyncio.timeout(WALL_FACTOR * command.seconds + WALL_MORE + _MORE_SECONDS):
+        async with asyncio.timeout(command.longest + _MORE_SECONDS):
             said = await _answer(process, json.dumps(command.document()).encode() + b"\n")
     except TimeoutError as error:
         raise SandboxError("a sandbox did not end in time; the machine is too busy") from error

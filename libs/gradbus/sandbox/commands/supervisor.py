@@ -13,17 +13,14 @@ import json
 import os
 import selectors
 import signal
-import stat
 import sys
 import time
 
 from gradbus.sandbox.commands.processes import end_all, ended, has_more_memory
-from gradbus.sandbox.commands.request import MAX_FILES, MAX_OUTPUT, MAX_TREE, Command, Outcome, is_path, read_command
+from gradbus.sandbox.commands.request import MAX_DEPTH, MAX_FILES, MAX_OUTPUT, MAX_TREE, Command, Outcome, is_path, read_command
 from gradbus.sandbox.commands.restrictions import FOLDER, execute
 from gradbus.sandbox.privileges import system_library
 
-WALL_FACTOR, WALL_MORE = 4, 1.0
-"""A command may take so many times its seconds by the clock: a busy machine is not its fault."""
 _LOOK_SECONDS = 0.02
 _CHUNK = 1 << 16
 _ADD_SEALS, _ALL_SEALS = 1033, 0x1 | 0x2 | 0x4 | 0x8
@@ -78,7 +75,7 @@ class _Supervision:
         self._outputs = {out: bytearray(), err: bytearray()}
 
     def _watched(self) -> str:
-        deadline = time.monotonic() + WALL_FACTOR * self._command.seconds + WALL_MORE
+        deadline = time.monotonic() + self._command.longest
         with selectors.DefaultSelector() as selector:
             for handle in self._outputs:
                 os.set_blocking(handle, False)
@@ -140,19 +137,31 @@ def _sealed(content: bytes) -> int:
 
 
 def _kept_files() -> dict[str, bytes] | None:
-    """The regular files below the folder, without those that links lead to; None if they are too many or too large."""
+    """The regular files below the folder, without those that links lead to; None if they are too many, too large or too deep."""
     kept: dict[str, bytes] = {}
     size = 0
-    for folder, _, names in os.walk(FOLDER):
-        for name in sorted(names):
-            path = f"{folder}/{name}"
-            relative = path.removeprefix(f"{FOLDER}/")
-            state = os.lstat(path)
-            if not stat.S_ISREG(state.st_mode):
-                continue
-            size += state.st_size
-            if size > MAX_TREE or len(kept) >= MAX_FILES or not is_path(relative):
-                return None
-            with contextlib.suppress(PermissionError), open(path, "rb") as file:
-                kept[relative] = file.read(MAX_TREE)
-    return kept
+    waiting = [""]
+    while waiting:
+        folder = waiting.pop()
+        for entry in _entries(f"{FOLDER}/{folder}"):
+            path = folder + entry.name
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(f"{path}/")
+            elif entry.is_file(follow_symlinks=False):
+                size += entry.stat(follow_symlinks=False).st_size
+                if size > MAX_TREE or len(kept) >= MAX_FILES or not is_path(path):
+                    return None
+                with contextlib.suppress(PermissionError), open(entry.path, "rb") as file:
+                    kept[path] = file.read(MAX_TREE)
+        if folder.count("/") > MAX_DEPTH:
+            return None
+    return dict(sorted(kept.items()))
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    """Of a folder; none of one that the command has closed to itself."""
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except PermissionError:
+        return []

@@ -45,7 +45,7 @@ class Sandbox:
         command: Sequence[str],
         files: Mapping[str, Content] | None = None,
         stdin: Content = "",
-        seconds: float = 10.0,
+        seconds: float = 5.0,
         memory_mib: int = 256,
         keep: bool = False,
     ) -> Result:

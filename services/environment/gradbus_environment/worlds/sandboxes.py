@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+from dataclasses import replace
 from typing import Any
 
 import structlog
 
-from gradbus.sandbox.commands.request import CommandError, read_command
+from gradbus.sandbox.commands.request import CommandError, Outcome, read_command
 from gradbus.sandbox.commands.run import LEVELS, Level, found_level, run_command
 from gradbus_environment.contract import Document, EnvironmentRefusedError
 
+_LEFT_SECONDS = 3.0
+"""Of a call, for what comes after a command that has used up the rest."""
+_LEAST_SECONDS = 1.0
+"""A command that would have less by the clock is not started."""
 _log = structlog.get_logger(__name__)
 
 
@@ -52,13 +58,20 @@ class Commands:
         return await self._sandboxes.level(self._demanded)
 
     async def execute(self, asked: Any, limit: asyncio.Timeout) -> Document:
-        """What came of a command that the child asks for. The wait for a place is not counted in `limit`. Raises UserCodeError."""
+        """What came of a command that the child asks for. The wait for a place is not counted in `limit`. Raises UserCodeError.
+
+        A command that would outlast the call is ended before: the policy may have caused that, and must not fail the episode by it.
+        """
         try:
             command = read_command(asked)
         except CommandError as error:
             return {"refused": str(error)}
         now = asyncio.get_running_loop().time
         remaining = (limit.when() or now()) - now()
+        wall = remaining - min(_LEFT_SECONDS, remaining / 2)
+        if wall < _LEAST_SECONDS:
+            return {"outcome": Outcome("time", -signal.SIGKILL).document()}
+        command = replace(command, wall_seconds=min(wall, command.longest))
         limit.reschedule(None)
         async with self._sandboxes.places:
             limit.reschedule(now() + remaining)
