@@ -270,6 +270,9 @@ class EnvironmentSpec(Section):
     step_seconds: Number = Field(
         30.0, ge=0.1, le=3600.0, description="Deadline of one answer of the environment, or of an agent's next step."
     )
+    max_masked: Number = Field(
+        0.5, gt=0.0, le=1.0, description="The run fails if a larger share of the samples of 64 groups, or of a step's, have no reward."
+    )
 
 
 def most_drawn(rollout: RolloutSpec, environment: EnvironmentSpec | None) -> int:
