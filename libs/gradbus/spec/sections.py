@@ -278,6 +278,9 @@ class EnvironmentSpec(Section):
     sandbox: Literal["namespaces", "bubblewrap", "gvisor"] | None = Field(
         None, description="With `source`: `self.sandbox.run` executes commands, confined at least so much. Default: it does not."
     )
+    max_masked: Number = Field(
+        0.5, gt=0.0, le=1.0, description="The run fails if a larger share of the samples of 64 groups, or of a step's, have no reward."
+    )
 
     @property
     def may_have_journal(self) -> bool:

@@ -138,3 +138,38 @@ async def test_a_death_at_each_point_of_an_episode_changes_neither_weights_nor_e
 async def test_whoever_dies_at_all_points_changes_neither_weights_nor_episodes(stack_of, looking_up, calm, tmp_path, victim, seed):
     async with held_stack(stack_of, tmp_path / "holds", holds_of((victim,) * len(POINTS), seed)) as stack:
         assert await played(stack, looking_up(LONG)) == await calm.of(LONG)
+
+
+@asynccontextmanager
+async def another_environment(stack, ports):
+    """A second environment service beside the stack's own, and the process."""
+    program = stack._programs.service("environment")
+    places = {"GRADBUS_LISTEN": f"127.0.0.1:{ports[0]}", "GRADBUS_HEALTH": f"127.0.0.1:{ports[1]}"}
+    process = await asyncio.create_subprocess_exec(*program.command, env={**program.environment, **places})
+    try:
+        yield process
+    finally:
+        process.kill()
+        await process.wait()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rollouts", [1, 2, 3])
+async def test_no_number_of_rollouts_and_environment_services_changes_a_bit(stack_of, looking_up, calm, rollouts, free_port):
+    ports = free_port(), free_port()
+    async with stack_of(rollouts) as stack:
+        assert await played(stack, looking_up(SHORT)) == await calm.of(SHORT)
+        stack.config.environment_overrides["rollout-0"] = {"GRADBUS_ENVIRONMENT_ADDRESS": f"127.0.0.1:{ports[0]}"}
+        await stack.kill("rollout-0")
+        async with another_environment(stack, ports) as process:
+            assert await played(stack, looking_up(SHORT)) == await calm.of(SHORT)
+            assert process.returncode is None
+
+
+@pytest.mark.slow
+async def test_an_environment_service_that_dies_with_an_answer_changes_no_bit(stack_of, looking_up, calm, tmp_path):
+    """It has computed what a call says, and nobody was told."""
+    faults = {"environment": {"GRADBUS_CRASH_POINT": "before-answer:30,200", "GRADBUS_CRASH_DIR": str(tmp_path)}}
+    async with stack_of(1, environment_overrides=faults) as stack:
+        assert await played(stack, looking_up(SHORT)) == await calm.of(SHORT)
+    assert {marker.name for marker in tmp_path.glob("before-answer-*")} == {"before-answer-30", "before-answer-200"}

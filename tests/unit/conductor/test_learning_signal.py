@@ -15,6 +15,13 @@ def entry(verdict, reason="all 4 valid rewards are equal", invalid=""):
     return LogEntry(verdict=verdict, reason=reason, rewards=[SampleReward(status=status, reason=invalid)])
 
 
+def group_at(index, invalid, valid):
+    """A group that is trained, with so many samples without a reward and with one."""
+    broken = SampleReward(status=RewardStatus.REWARD_STATUS_INVALID, reason="the world broke")
+    rewards = [broken] * invalid + [SampleReward(status=RewardStatus.REWARD_STATUS_OK, reward=1.0)] * valid
+    return LogEntry(index=index, verdict=TRAIN, rewards=rewards)
+
+
 @pytest.fixture
 def learning_signal(make_spec):
     def make(mode="fixed_lag", size=4):
@@ -38,6 +45,32 @@ def test_why_the_scorer_could_not_judge_comes_first(learning_signal):
     found = learning_signal(size=1)
     found.add(entry(FILTERED, "0 of 4 samples are valid; an advantage needs two", invalid="the grader broke"))
     assert "the grader broke" in found.warning
+
+
+@pytest.mark.parametrize(
+    ("most", "invalid", "fails"), [(None, 33, True), (None, 32, False), (0.25, 17, True), (0.25, 16, False), (1.0, 64, False)]
+)
+def test_a_run_fails_if_a_larger_share_of_its_episodes_than_allowed_has_no_reward(make_spec, most, invalid, fails):
+    environment = {"service": "http://world:1/"} | ({} if most is None else {"max_masked": most})
+    found = LearningSignal(make_spec(environment=environment, schedule={"steps": 40, "groups_per_step": 4}))
+    found.add(group_at(64, 4, 0))
+    found.clear()  # the log is read again
+    for index in reversed(range(64)):  # in whatever order they come
+        found.add(group_at(index + 64, int(index < invalid), int(index >= invalid)))
+        assert not found.no_signal or index == 0
+    assert found.no_signal is fails
+    if fails:
+        assert found.warning == (
+            f"{invalid} of the 64 samples of 64 groups have no reward, more than environment.max_masked ({most or 0.5:g}) allows: "
+            "the world broke; correct the environment"
+        )
+
+
+def test_a_run_without_an_environment_may_mask_most_of_its_samples(make_spec):
+    found = LearningSignal(make_spec(schedule={"steps": 40, "groups_per_step": 4}))
+    for index in range(128):
+        found.add(group_at(index, 3, 1))
+    assert not found.no_signal
 
 
 def test_late_groups_say_nothing_about_the_data(learning_signal):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gradbus.experience.archive import ArchiveReader
 from gradbus.spec import RunSpec
 from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_FILTERED, VERDICT_TRAIN, LogEntry
-from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
+from gradbus.v1.reward_pb2 import REWARD_STATUS_OK, SampleReward
 from gradbus_conductor.run.context import Ending
 
 _NO_SIGNAL_STEPS = 8
@@ -15,10 +17,44 @@ of 500,000 runs; where one in 50 can, in one of 180. Where one in 100 can, in on
 _NO_SIGNAL_GROUPS = 1024
 """Of one that has: its rewards can differ, and a long run meets the same chance again after every group."""
 _MIN_UNJUDGED_GROUPS = 64
+_MASKED_GROUPS = 64
+"""Least groups of a share of masked samples: few episodes fail together by chance, or for a moment."""
 _DEADLINE_ADVICE = "raise schedule.group_deadline_seconds, or find out why rollouts or the scorer take so long"
 _REWARD_ADVICE = "check the scorer, or choose rows that the policy solves sometimes"
 _LENGTH_ADVICE = 'raise rollout.max_new_tokens, or set algorithm.truncated = "keep"'
 """Where no scorer is asked: there a sample is left out only because it was cut off."""
+
+
+class MaskedShare:
+    """Samples without a reward in blocks of groups with consecutive indexes: the order of the log is not the same in every run."""
+
+    def __init__(self, spec: RunSpec) -> None:
+        self._most = 1.0 if spec.environment is None else spec.environment.max_masked
+        self._size = max(_MASKED_GROUPS, spec.schedule.groups_per_step)
+        self._blocks: dict[int, list[Sequence[SampleReward]]] = {}
+        """The rewards of each group of the blocks that are not whole."""
+        self.fault = ""
+        """Why the run should fail; empty if it should not."""
+
+    def clear(self) -> None:
+        """Starts anew. A block of which a part is not read again is never whole."""
+        self._blocks.clear()
+        self.fault = ""
+
+    def add(self, entry: LogEntry) -> None:
+        """Counts one entry of the log."""
+        number = entry.index // self._size
+        block = self._blocks.setdefault(number, [])
+        block.append(entry.rewards)
+        if len(block) < self._size:
+            return
+        rewards = [reward for group in self._blocks.pop(number) for reward in group]
+        masked = [reward.reason for reward in rewards if reward.status != REWARD_STATUS_OK]
+        if len(masked) > self._most * len(rewards):
+            self.fault = (
+                f"{len(masked)} of the {len(rewards)} samples of {self._size} groups have no reward, more than environment.max_masked "
+                f"({self._most:g}) allows: {masked[-1]}; correct the environment"
+            )
 
 
 class LearningSignal:
@@ -35,15 +71,18 @@ class LearningSignal:
         self._has_trained = False
         """Whether a group could be trained, at any time."""
         self._reason = ""
+        self._masked = MaskedShare(spec)
 
     def clear(self, *, has_trained: bool = False) -> None:
         """Starts anew, before the log is read again. `has_trained`: a checkpoint covers groups that could be trained."""
         self._filtered = self._late = 0
         self._has_trained = has_trained
         self._unjudged.clear()
+        self._masked.clear()
 
     def add(self, entry: LogEntry) -> None:
         """Counts one entry of the log."""
+        self._masked.add(entry)
         self._late = self._late + 1 if entry.verdict == VERDICT_DROPPED and entry.reason == "deadline" else 0
         if entry.verdict == VERDICT_TRAIN:
             self._filtered = 0
@@ -57,6 +96,8 @@ class LearningSignal:
     @property
     def warning(self) -> str:
         """Why nothing is learned at present. Empty if any of the last `groups_per_step` groups was trainable."""
+        if self._masked.fault:
+            return self._masked.fault
         if self._late >= self._size:
             return f"none of the last {self._late} groups was ready in time; {_DEADLINE_ADVICE}"
         if self._filtered >= self._size:
@@ -65,10 +106,10 @@ class LearningSignal:
 
     @property
     def no_signal(self) -> bool:
-        """Whether the run should fail: no sample can be scored, or a `free` run fills its log and never completes a step."""
+        """Whether the run should fail: no sample can be scored, too many cannot, or a `free` run never completes a step."""
         groups = _NO_SIGNAL_GROUPS if self._has_trained else _FIRST_NO_SIGNAL_GROUPS
         is_endless = self._is_free and self._filtered >= max(groups, _NO_SIGNAL_STEPS * self._size)
-        return is_endless or len(self._unjudged) == self._first_groups
+        return bool(self._masked.fault) or is_endless or len(self._unjudged) == self._first_groups
 
 
 async def ending_of(archive: ArchiveReader, *, learned: bool) -> Ending:
