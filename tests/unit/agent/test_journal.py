@@ -5,7 +5,8 @@ import pytest
 from gradbus.v1.environment_service_pb2 import AssistantTurn, DrawnTokens, StepRequest
 from gradbus_agent.contract import ChatMessage, Reply
 from gradbus_agent.episodes import journal as module
-from gradbus_agent.episodes.journal import Journal, JournalBytes, told_of
+from gradbus_agent.episodes.journal import Journal, told_of
+from gradbus_agent.episodes.memory import ByteBudget
 
 
 def step(turn, text="a", versions=(4, 4), finish="stop", session="s"):
@@ -19,7 +20,7 @@ def add(journal, request, reply=None):
 
 @pytest.fixture
 def budget():
-    return JournalBytes()
+    return ByteBudget(1 << 20)
 
 
 @pytest.fixture
@@ -62,10 +63,13 @@ def test_a_turn_of_two_versions_cannot_be_told_again(journal):
     assert journal.known(told_of(step(1))) is None
 
 
-@pytest.mark.parametrize("bound", ["MAX_BYTES", "MAX_RUN_BYTES"])
-def test_a_long_episode_keeps_its_newest_step_alone(journal, budget, monkeypatch, bound):
-    monkeypatch.setattr(module, bound, 3000)
-    other = Journal(budget)
+@pytest.mark.parametrize("is_alone", [True, False])
+def test_a_long_episode_keeps_its_newest_step_alone(monkeypatch, is_alone):
+    """It is bounded by itself, and by what the run's other episodes take."""
+    budget = ByteBudget(1 << 20 if is_alone else 3000)
+    if is_alone:
+        monkeypatch.setattr(module, "MAX_BYTES", 3000)
+    journal, other = Journal(budget), Journal(budget)
     add(other, step(0))
     for turn in range(8):
         add(journal, step(turn))
@@ -79,5 +83,5 @@ def test_a_long_episode_keeps_its_newest_step_alone(journal, budget, monkeypatch
 def test_what_is_cleared_is_free_again(journal, budget):
     add(journal, step(0))
     journal.clear()
-    assert budget.take(module.MAX_RUN_BYTES)
+    assert budget.take(1 << 20)
     assert not budget.take(1)

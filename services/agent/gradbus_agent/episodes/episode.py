@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from gradbus.v1.environment_service_pb2 import StepRequest
 from gradbus_agent.contract import Document, PolicyTurn, RefusalError, Reply, Verdict
 from gradbus_agent.episodes.asks import Ask, Asks, Mark
-from gradbus_agent.episodes.journal import Journal, JournalBytes, Step, told_of
+from gradbus_agent.episodes.journal import Journal, Step, told_of
 from gradbus_agent.episodes.lease import Lease
+from gradbus_agent.episodes.memory import RunMemory
 from gradbus_agent.episodes.turns import Opening, policy_turn
 from gradbus_agent.matching import Histories, Question
 from gradbus_agent.telemetry import count_turn
@@ -36,8 +37,8 @@ class Progress:
 class AgentEpisode:
     """One attempt of an episode."""
 
-    def __init__(self, opening: Opening, session: str, budget: JournalBytes) -> None:
-        """`budget`: of the run's journals."""
+    def __init__(self, opening: Opening, session: str, memory: RunMemory) -> None:
+        """`memory`: of the run."""
         self.offered = opening
         """As its agent knows it."""
         self.opening = opening
@@ -57,11 +58,11 @@ class AgentEpisode:
         self.reading = asyncio.Lock()
         """Held while a body is read: one of an episode at a time, in the order in which they came."""
         self._lease = Lease(opening.section.step_seconds)
-        self._asks = Asks()
+        self._asks = Asks(memory.requests)
         self._histories = Histories()
         self._progress = Progress()
         self._opened: Reply | None = None
-        self._journal = Journal(budget)
+        self._journal = Journal(memory.journals)
         self._changed = asyncio.Event()
 
     @property

@@ -11,31 +11,12 @@ from typing import Final
 
 from gradbus.v1.environment_service_pb2 import AssistantTurn, StepRequest
 from gradbus_agent.contract import Reply
+from gradbus_agent.episodes.memory import ByteBudget
 
 MAX_BYTES: Final = 1 << 22
 """Of one episode. A longer one ends with its worker."""
-MAX_RUN_BYTES: Final = 1 << 28
-"""Of all episodes of a run together."""
 _MESSAGE_BYTES: Final = 512
 """That a message takes beside its texts."""
-
-
-class JournalBytes:
-    """What the journals of a run take in memory."""
-
-    def __init__(self) -> None:
-        self._used = 0
-
-    def take(self, count: int) -> bool:
-        """Whether there is room for so many more."""
-        if self._used + count > MAX_RUN_BYTES:
-            return False
-        self._used += count
-        return True
-
-    def give_back(self, count: int) -> None:
-        """So many are free again."""
-        self._used -= count
 
 
 @dataclass(slots=True)
@@ -50,7 +31,7 @@ class Step:
 class Journal:
     """The steps of one episode; of one that is too long only the newest."""
 
-    def __init__(self, budget: JournalBytes) -> None:
+    def __init__(self, budget: ByteBudget) -> None:
         self._budget = budget
         self._steps: list[Step] = []
         self._position = 0

@@ -17,7 +17,7 @@ from gradbus.rpc import LiveCallers
 from gradbus.telemetry import get_logger
 from gradbus_agent.contract import RefusalError, Reply
 from gradbus_agent.episodes.episode import AgentEpisode
-from gradbus_agent.episodes.journal import JournalBytes
+from gradbus_agent.episodes.memory import RunMemory
 from gradbus_agent.episodes.turns import Opening
 from gradbus_agent.telemetry import count_episodes
 
@@ -51,7 +51,7 @@ class _Run:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     claims: int = 0
     """That wait."""
-    journals: JournalBytes = field(default_factory=JournalBytes)
+    memory: RunMemory = field(default_factory=RunMemory)
     claimed: float = field(default_factory=time.monotonic)
     """When an agent took an episode last; before the first time, when the run offered its first one."""
 
@@ -217,7 +217,7 @@ class Registry:
 
     def _offer(self, opening: Opening) -> AgentEpisode:
         run = self._runs.setdefault(opening.run_id, _Run())
-        episode = AgentEpisode(opening, secrets.token_hex(16), run.journals)
+        episode = AgentEpisode(opening, secrets.token_hex(16), run.memory)
         episode.on_over = self._ends
         self._add(episode)
         run.episodes += 1
