@@ -14,6 +14,7 @@ from gradbus.access.keyring import Keyring
 from gradbus.process import Process
 from gradbus.rpc import LiveCallers, RpcServer
 from gradbus.spec.sections import EnvironmentSpec
+from gradbus.telemetry import under
 from gradbus.v1 import environment_service_pb2 as pb
 from gradbus.v1.environment_service_pb2_grpc import EnvironmentServiceServicer, add_EnvironmentServiceServicer_to_server
 from gradbus_agent.contract import Reply
@@ -65,7 +66,9 @@ class AgentService(EnvironmentServiceServicer):
             section = _section(request.environment_json)
         except ValueError as error:
             return open_response("", Reply.error(str(error)))
-        opening = Opening(request.run_id, request.episode_id, request.attempt, request.player, request.item_json or "{}", section)
+        opening = Opening(
+            request.run_id, request.episode_id, request.attempt, request.player, request.item_json or "{}", section, request.traceparent
+        )
         self._live.note(request.worker)
         found = self._registry.open(opening, request.worker, resume=request.resume)
         session, reply = "", found if isinstance(found, Reply) else Reply()
@@ -126,7 +129,8 @@ class AgentService(EnvironmentServiceServicer):
         """Gives the episode to the agent at its address. The agent may ask before it has answered the post."""
         key = self._registry.give(episode)
         try:
-            failed = await self._agents.post(episode.opening.agent, episode.opening.document(f"{self._public_url}/v1", key))
+            with under(episode.opening.traceparent):  # of its group: the call's own is that of the whole task
+                failed = await self._agents.post(episode.opening.agent, episode.opening.document(f"{self._public_url}/v1", key))
         except asyncio.CancelledError:
             self._registry.take_back(episode)
             raise

@@ -95,13 +95,14 @@ class Worker:
     run_id: str = "run"
     item: dict = dataclasses.field(default_factory=lambda: {"question": "2+2"})
     player: str = "player"
+    traceparent: str = ""
     session: str = ""
     turn: int = -1
 
     async def open(self, episode="train.0.0.0", attempt=0, timeout=60, *, resume=False):
         request = pb.OpenRequest(run_id=self.run_id, environment_json=json.dumps(self.section), episode_id=episode, attempt=attempt)
         request.resume = resume
-        request.item_json, request.player = json.dumps(self.item), self.player
+        request.item_json, request.player, request.traceparent = json.dumps(self.item), self.player, self.traceparent
         answer = await self.stub.Open(request, timeout=timeout)
         self.session, self.turn = answer.session, -1
         return answer

@@ -18,6 +18,7 @@ async def test_an_episode_of_a_question_a_tool_and_an_end(begin):
     worker, agent, opening = await begin()
     assert agent.offer["item"] == {"question": "2+2"}
     assert (agent.offer["model"], agent.offer["attempt"], agent.offer["lease_seconds"]) == (worker.run_id, 0, 20)
+    assert agent.offer["traceparent"] is None
     asked = asyncio.create_task(agent.chat([{"role": "system", "content": "Be brief."}, USER], tools=TOOLS, max_tokens=7))
     opened = await opening
     worker.session = opened.session

@@ -15,11 +15,13 @@ class Receiver:
     def __init__(self, *answers):
         self.answers = list(answers)
         self.offers = asyncio.Queue()
+        self.head = ""
+        """Of the newest request."""
         self.seconds = 0.0
         """Before an answer."""
 
     async def serve(self, reader, writer):
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        self.head = head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
         length = int(next(line for line in head.splitlines() if line.startswith("content-length")).partition(":")[2])
         body = await reader.readexactly(length)
         status, content = self.answers.pop(0) if self.answers else (200, b"{}")
@@ -54,10 +56,14 @@ async def receive():
 
 async def test_an_episode_is_posted_and_played(worker, receive, agent_of):
     receiver, url = await receive()
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    worker.traceparent = f"00-{trace}-b7ad6b7169203331-01"
     worker.section = {"agent": url, "step_seconds": 20}
     opening = asyncio.create_task(worker.open())
     agent = agent_of(await receiver.offers.get())
     assert (agent.offer["episode"], agent.offer["item"]) == ("train.0.0.0", {"question": "2+2"})
+    assert agent.offer["traceparent"] == worker.traceparent
+    assert f"traceparent: 00-{trace}-" in receiver.head
     asked = asyncio.create_task(agent.chat("hello"))
     opened = await opening
     assert opened.conversation.messages[0].content == "hello"

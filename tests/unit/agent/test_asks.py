@@ -4,6 +4,7 @@ import pytest
 
 from gradbus_agent.contract import ChatMessage, ChatRequest, PolicyTurn, RefusalError, Tokens
 from gradbus_agent.episodes.asks import MAX_IN_FLIGHT, MAX_JOINED, Asks, Mark
+from gradbus_agent.episodes.memory import ByteBudget
 from gradbus_agent.matching import Question
 
 REQUEST = Question.of(ChatRequest((ChatMessage("user", "a"),)))
@@ -146,3 +147,22 @@ async def test_refusals_reach_those_who_wait(asks):
     assert (drawn.answer.exception(), queued.answer.exception()) == (error, error)
     assert asks.take() is None
     asks.settle(turn(0))
+
+
+async def test_all_requests_of_a_run_that_wait_have_a_budget():
+    budget = ByteBudget(100)
+    asks, others = Asks(budget), Asks(budget)
+    first, second = asks.add(REQUEST, mark("a", size=40)), others.add(REQUEST, mark("a", size=40))
+    with pytest.raises(RefusalError) as refused:
+        asks.add(REQUEST, mark("b", size=40))
+    assert (refused.value.status, refused.value.code, refused.value.retry_after) == (429, "too_many_bytes", 5)
+    others.leave(second, is_delivered=False)
+    third = asks.add(REQUEST, mark("b", size=40))
+    assert asks.take() is first
+    asks.settle(turn(0))
+    fourth = asks.add(REQUEST, mark("c", size=60))
+    assert asks.take() is third
+    asks.refuse_drawing(RefusalError(410, "over", "over"))
+    asks.refuse_queue(RefusalError(410, "over", "over"))
+    assert fourth.answer.exception().status == 410
+    assert budget.take(100)

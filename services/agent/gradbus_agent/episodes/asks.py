@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gradbus_agent.contract import ChatRequest, PolicyTurn, RefusalError
+from gradbus_agent.episodes.memory import MAX_RUN_BYTES, ByteBudget
 from gradbus_agent.matching import Question
 
 MAX_IN_FLIGHT: Final = 16
@@ -31,6 +32,8 @@ class Mark:
     is_retry: bool = False
     key: str = ""
     """Of the header `Idempotency-Key`."""
+    size: int = 0
+    """Of the body, in bytes."""
 
 
 @dataclass(eq=False, slots=True)
@@ -57,6 +60,8 @@ class Ask:
 class Asks:
     """The requests of one episode."""
 
+    budget: ByteBudget = field(default_factory=ByteBudget)
+    """Of all requests of the run that are not answered."""
     queue: deque[Ask] = field(default_factory=deque)
     """Those that wait for their turn, in the order in which they came."""
     drawing: Ask | None = None
@@ -91,11 +96,15 @@ class Asks:
         ask.waiting += 1
 
     def add(self, question: Question, mark: Mark) -> Ask:
-        """Queues a new request. Raises RefusalError if too many wait."""
+        """Queues a new request. Raises RefusalError if too many wait, or all that wait in the run are too large."""
         if len(self.queue) + (self.drawing is not None) >= MAX_IN_FLIGHT:
             self.note_refused(mark)
             message = f"{MAX_IN_FLIGHT} requests of this episode wait for an answer, as many as may; send fewer at a time"
             raise RefusalError(429, "too_many_requests", message, retry_after=1)
+        if not self.budget.take(mark.size):
+            self.note_refused(mark)
+            message = f"the requests of this run that wait take {MAX_RUN_BYTES >> 20} MiB, as many as they may; send fewer at a time"
+            raise RefusalError(429, "too_many_bytes", message, retry_after=5)
         ask = Ask(question, mark, asyncio.get_running_loop().create_future())
         self.queue.append(ask)
         return ask
@@ -117,11 +126,15 @@ class Asks:
         ask.is_delivered = ask.is_delivered or is_delivered
         if not ask.waiting and ask in self.queue:
             self.queue.remove(ask)
+            self.budget.give_back(ask.mark.size)
 
     def settle(self, turn: PolicyTurn) -> None:
         """Answers the request that the policy drew for."""
         ask, self.drawing = self.drawing, None
-        if ask is None or ask.answer.done():
+        if ask is None:
+            return
+        self.budget.give_back(ask.mark.size)
+        if ask.answer.done():
             return
         ask.answer.set_result(turn)
         ask.question = _NOTHING
@@ -133,12 +146,12 @@ class Asks:
         """Refuses the request that the policy could not draw for."""
         ask, self.drawing = self.drawing, None
         if ask is not None:
-            _refuse(ask, error)
+            self._refuse(ask, error)
 
     def refuse_queue(self, error: RefusalError) -> None:
         """Refuses all that wait for their turn."""
         while self.queue:
-            _refuse(self.queue.popleft(), error)
+            self._refuse(self.queue.popleft(), error)
 
     def _of_key(self, mark: Mark) -> Ask | None:
         same = next((ask for ask in self._newest_first() if ask.mark.key == mark.key), None)
@@ -153,8 +166,8 @@ class Asks:
             yield self.drawing
         yield from reversed(self.answered)
 
-
-def _refuse(ask: Ask, error: RefusalError) -> None:
-    if not ask.answer.done():
-        ask.answer.set_exception(error)
-        ask.answer.exception()  # a request that nobody waits for is no error to be logged
+    def _refuse(self, ask: Ask, error: RefusalError) -> None:
+        self.budget.give_back(ask.mark.size)
+        if not ask.answer.done():
+            ask.answer.set_exception(error)
+            ask.answer.exception()  # a request that nobody waits for is no error to be logged

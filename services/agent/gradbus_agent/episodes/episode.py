@@ -12,6 +12,7 @@ from gradbus.v1.environment_service_pb2 import StepRequest
 from gradbus_agent.contract import Document, PolicyTurn, RefusalError, Reply, Verdict
 from gradbus_agent.episodes.asks import Ask, Asks, Mark
 from gradbus_agent.episodes.lease import Lease
+from gradbus_agent.episodes.memory import ByteBudget
 from gradbus_agent.episodes.turns import Opening, policy_turn
 from gradbus_agent.matching import Histories, Question
 from gradbus_agent.telemetry import count_turn
@@ -43,7 +44,8 @@ class Progress:
 class AgentEpisode:
     """One attempt of an episode."""
 
-    def __init__(self, opening: Opening, session: str) -> None:
+    def __init__(self, opening: Opening, session: str, budget: ByteBudget) -> None:
+        """`budget`: of the run's requests that wait."""
         self.opening = opening
         self.session = session
         self.worker = ""
@@ -60,7 +62,7 @@ class AgentEpisode:
         self.reading = asyncio.Lock()
         """Held while a body is read: one of an episode at a time, in the order in which they came."""
         self._lease = Lease(opening.section.step_seconds)
-        self._asks = Asks()
+        self._asks = Asks(budget)
         self._histories = Histories()
         self._progress = Progress()
         self._opened: Reply | None = None

@@ -16,6 +16,7 @@ from typing import Final
 from gradbus.telemetry import get_logger
 from gradbus_agent.contract import RefusalError, Reply
 from gradbus_agent.episodes.episode import AgentEpisode
+from gradbus_agent.episodes.memory import ByteBudget
 from gradbus_agent.episodes.turns import Opening
 from gradbus_agent.telemetry import count_episodes
 
@@ -47,6 +48,7 @@ class _Run:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     claims: int = 0
     """That wait."""
+    requests: ByteBudget = field(default_factory=ByteBudget)
     claimed: float = field(default_factory=time.monotonic)
     """When an agent took an episode last; before the first time, when the run offered its first one."""
 
@@ -205,7 +207,8 @@ class Registry:
         return found
 
     def _offer(self, opening: Opening) -> AgentEpisode:
-        episode = AgentEpisode(opening, secrets.token_hex(16))
+        run = self._runs.setdefault(opening.run_id, _Run())
+        episode = AgentEpisode(opening, secrets.token_hex(16), run.requests)
         episode.on_over = self._ends
         self._sessions[episode.session] = episode
         self._of_episode[opening.key] = episode
@@ -213,7 +216,6 @@ class Registry:
         self._attempts.move_to_end(opening.key)
         if len(self._attempts) > _MAX_ATTEMPTS:
             self._attempts.popitem(last=False)
-        run = self._run(episode)
         run.episodes += 1
         if opening.agent == "pull":
             run.waiting.append(episode)

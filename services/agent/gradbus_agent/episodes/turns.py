@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from gradbus.formats.tokens import unpack_ids, unpack_logprobs
@@ -31,6 +31,8 @@ class Opening:
     player: str
     item_json: str
     section: EnvironmentSpec
+    traceparent: str = field(default="", compare=False)
+    """W3C trace context of its group; empty if it has none."""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -61,6 +63,7 @@ class Opening:
             "item": json.loads(self.item_json),
             "limits": limits,
             "lease_seconds": section.step_seconds,
+            "traceparent": self.traceparent or None,
         }
 
 

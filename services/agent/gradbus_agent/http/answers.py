@@ -131,4 +131,5 @@ def _crowded() -> RefusalError:
 def _mark(request: Request, body: bytes) -> Mark:
     """SDKs count the retries of a request in a header; 0 is none."""
     is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
-    return Mark(hashlib.sha256(request.url.path.encode() + b"\n" + body).digest(), is_retry, request.headers.get("idempotency-key", ""))
+    digest = hashlib.sha256(request.url.path.encode() + b"\n" + body).digest()
+    return Mark(digest, is_retry, request.headers.get("idempotency-key", ""), len(body))
