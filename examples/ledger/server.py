@@ -6,6 +6,7 @@ python examples/ledger/server.py [--port 9000] [--faults 0.1]
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import random
 import runpy
@@ -114,11 +115,19 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     server: LedgerServer
 
+    def handle(self) -> None:
+        with contextlib.suppress(ConnectionError):  # the environment service was killed
+            super().handle()
+
     def do_GET(self) -> None:
         self._answer({})
 
     def do_POST(self) -> None:
-        self._answer(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+        size = int(self.headers["content-length"])
+        body = self.rfile.read(size)
+        if len(body) < size:
+            raise ConnectionAbortedError
+        self._answer(json.loads(body))
 
     def _answer(self, asked: Json) -> None:
         try:
