@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ipaddress
 from collections.abc import AsyncIterator, Container, Mapping, Sequence
@@ -110,8 +111,7 @@ class HttpClient:
 
     async def close(self) -> None:
         """Closes the connections."""
-        for pool in self._pools:
-            await pool.aclose()
+        await asyncio.gather(*(pool.aclose() for pool in self._pools), return_exceptions=True)
 
     async def _exchange_at(
         self, address: IPAddress, endpoint: Endpoint, request: HttpRequest, bounds: BodyBounds, accepted: Container[int]

@@ -231,3 +231,13 @@ async def test_an_agent_waits_for_the_next_worker_and_not_long_if_others_need_it
     registry.close_idle(900)
     assert bool(played.over) == ends
     assert (registry.open(opening(0, player=""), "c", resume=True) is played) != ends
+
+
+async def test_a_worker_that_calls_again_is_not_gone(registry):
+    played = registry.open(opening(0, player=""), "a")
+    await claimed(registry, capacity=1)
+    registry.lose({"a"})
+    played.lost -= 1000
+    assert registry.of_session("run", played.session) is played
+    registry.close_idle(900)
+    assert played.over == ""

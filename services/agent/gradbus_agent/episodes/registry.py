@@ -97,9 +97,12 @@ class Registry:
         return self._offer(opening)
 
     def of_session(self, run_id: str, session: str) -> AgentEpisode | None:
-        """The episode of a session."""
+        """The episode of a session, for which its rollout worker calls."""
         found = self._sessions.get(session)
-        return found if found is not None and found.opening.run_id == run_id else None
+        if found is None or found.opening.run_id != run_id:
+            return None
+        found.lost = None  # its connection had ended, and it lives
+        return found
 
     def close(self, episode: AgentEpisode, reason: str) -> None:
         """Forgets an episode; its key is of no use any more."""
