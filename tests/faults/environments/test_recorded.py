@@ -28,7 +28,7 @@ class RandomWorld(ThreadingHTTPServer):
 
     def __init__(self, script=None):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.script, self.said, self.sessions, self.executed = script, {}, {}, Counter()
+        self.script, self.said, self.sessions, self.answered, self.executed = script, {}, {}, {}, Counter()
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     @property
@@ -44,13 +44,17 @@ class RandomWorld(ThreadingHTTPServer):
         return {"session": session}
 
     def step(self, asked):
+        if (first := self.answered.get(asked["request_id"])) is not None:
+            return first  # its answer was on the way when a worker died
         place = (*self.sessions[asked["session"]], asked["turn"])
         self.executed[place] += 1
         letters = self.script[place] if self.script is not None else "".join(random.SystemRandom().choices("abcdefghijklmno", k=2))
         self.said[place] = letters
         done = asked["is_last"] or asked["turn"] == LAST_TURN
         reward = sum(letter in asked["assistant"]["text"] for letter in letters)
-        return {"messages": [] if done else [{"role": "user", "content": letters}], "reward": reward, "done": done}
+        messages = [] if done else [{"role": "user", "content": letters}]
+        answer = self.answered[asked["request_id"]] = {"messages": messages, "reward": reward, "done": done}
+        return answer
 
     def close(self, asked):
         self.sessions.pop(asked["session"], None)
