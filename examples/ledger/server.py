@@ -19,9 +19,9 @@ from typing import Any, Final
 from zlib import crc32
 
 Environment: Any = runpy.run_path(str(Path(__file__).with_name("environment.py")))["Environment"]
-HANG_SECONDS: Final = 6.0
+HANG_SECONDS: Final = 15.0
 """More than `environment.step_seconds` of a run with faults."""
-KINDS: Final = {"error": 60, "disconnect": 39, "hang": 1}
+KINDS: Final = {"error": 600, "disconnect": 397, "hang": 3}
 """What happens to an attempt that fails, and how often. Few hang, for each takes its deadline."""
 PARAMETERS: Final = {"type": "object", "properties": {"page": {"type": "integer"}}, "required": ["page"]}
 DESCRIPTION: Final = {
