@@ -171,7 +171,7 @@ def start_package(free_port):
 
     def start(python, script, kind):
         port = free_port()
-        command = [python, str(Path(__file__).with_name(script)), kind, str(port)]
+        command = [python, str(Path(__file__).with_name("adapters") / script), kind, str(port)]
         started.append(subprocess.Popen(command, stderr=subprocess.DEVNULL))
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline and started[-1].poll() is None:

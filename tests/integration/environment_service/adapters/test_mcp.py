@@ -287,7 +287,7 @@ async def test_a_server_on_the_protocols_own_package(episode, start_package, pyt
 async def test_both_transports_list_the_same_tools_and_bring_the_same_answers(either):
     described = await either.describe()
     assert [(one.name, one.description) for one in described.tools] == [("add", "Adds."), ("plain", "plain")]
-    assert (described.name, described.determinism) == ("sums", pb.DETERMINISM_NONE)
+    assert (described.name, described.determinism) == ("sums", pb.DETERMINISM_RECORDED)
     opened = await either.open()
     assert (opened.status, list(opened.messages)) == (OK, [])
     refused = {"error": {"code": -32602, "message": "Unknown tool"}}
