@@ -58,8 +58,9 @@ BOUNDS: Final[dict[str, float]] = {
     # eight lines.
     "conductor: lines a sample": 58,
     "conductor: calls a sample": 7,
-    # Beside those of its samples: its task, its place in the schedule, its entry, the verdict by the estimator.
-    "conductor: lines a group of four": 438,
+    # Beside those of its samples: its task, its place in the schedule, its entry, the verdict by the estimator. Whether it may have a
+    # journal, and whether its run counts masked samples: four lines.
+    "conductor: lines a group of four": 443,
     "conductor: calls a group of four": 90,
     # The task with all four groups.
     "conductor: messages a step of four groups": 1,

@@ -27,7 +27,7 @@ async def registry():
     def make(*, max_children=8, session_seconds=900.0, children=2):
         policy = AddressPolicy((), True, ENVIRONMENT)
         settings = WorldSettings(policy, python=True, children=ChildSettings(children, allow_unisolated_network=True))
-        made.append(Registry(settings, max_children=max_children, session_seconds=session_seconds))
+        made.append(Registry(settings, max_children=max_children, max_sandboxes=4, session_seconds=session_seconds))
         return made[-1]
 
     yield make

@@ -95,7 +95,7 @@ async def registry(monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     policy = AddressPolicy((), True, ENVIRONMENT)
     settings = WorldSettings(policy, python=True, children=ChildSettings(2, allow_unisolated_network=True))
-    made = Registry(settings, max_children=8, session_seconds=900.0)
+    made = Registry(settings, max_children=8, max_sandboxes=4, session_seconds=900.0)
     yield made
     await made.end()
 

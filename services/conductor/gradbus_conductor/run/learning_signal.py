@@ -43,6 +43,8 @@ class MaskedShare:
 
     def add(self, entry: LogEntry) -> None:
         """Counts one entry of the log."""
+        if self._most == 1.0:
+            return
         number = entry.index // self._size
         block = self._blocks.setdefault(number, [])
         block.append(entry.rewards)
