@@ -68,12 +68,14 @@ _OPEN_TO_CHANGE = 0o1 | 0o2 | 0o100 | 0o1000 | 0o20000000
 _CLONE_NAMESPACES = 0x7E020000
 """Flags of clone refused."""
 _CLONE3, _AF_UNIX = 435, 1
+_MMAP = (9, 222)
+_MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x01, 0x20, 0x40000
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 # Classic BPF: load a word of seccomp_data; jump; jump if equal, if at least, if any bit is set; return.
 _LOAD, _JUMP, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x05, 0x15, 0x35, 0x45, 0x06
 _KILL, _EPERM, _ENOSYS, _ALLOW = 0x80000000, 0x00050001, 0x00050026, 0x7FFF0000
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _SECOND_ARGUMENT, _THIRD_ARGUMENT = 0, 4, 16, 24, 32
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _SECOND_ARGUMENT, _THIRD_ARGUMENT, _FOURTH_ARGUMENT = 0, 4, 16, 24, 32, 40
 """Offsets in seccomp_data; of an argument, that of its lower half."""
 _Step = tuple[int, int, int, int]
 """Code, jump if true, jump if false, operand (of `_JUMP`: the jump). A jump counts from the step after it."""
@@ -83,7 +85,8 @@ def filter_calls(libc: ctypes.CDLL, allowed: Collection[str] = ()) -> bool:
     """Makes the system calls of `_REFUSED` and those with refused arguments fail with EPERM for the rest of this process's life.
 
     `allowed` names those of `_REFUSED` that are not refused, for a process in a PID namespace and a root folder of its own. Of `clone` new
-    namespaces stay refused, and of `socketpair` all but pairs of Unix sockets; `clone3` does not exist for it.
+    namespaces stay refused, of `socketpair` all but pairs of Unix sockets, and of `prlimit64` all processes but the caller. `clone3` does
+    not exist for it, and it gets no memory that is shared without a file or in huge pages, which is counted as no process's.
     """
     machine = platform.machine()
     if machine not in _AUDIT_ARCH:
@@ -104,19 +107,16 @@ def _program(arch: int, column: int, allowed: Collection[str] = ()) -> list[_Ste
     if "creat" not in allowed:
         checks += _argument_check(_OPEN[column], _SECOND_ARGUMENT, _ANY_BIT, [_OPEN_TO_CHANGE])
         checks += _argument_check(_OPENAT[column], _THIRD_ARGUMENT, _ANY_BIT, [_OPEN_TO_CHANGE])
-    socketpair = _REFUSED["socketpair"][column]
+    socketpair, prlimit = _REFUSED["socketpair"][column], _REFUSED["prlimit64"][column]
     if "clone" in allowed:
+        checks += _shared_memory_check(_MMAP[column])
         checks += _argument_check(_REFUSED["clone"][column], _FIRST_ARGUMENT, _ANY_BIT, [_CLONE_NAMESPACES])
         # Its flags are in memory, where a filter sees nothing; the C library then uses clone.
         checks += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ENOSYS)]
     if "socketpair" in allowed and socketpair is not None:
-        checks += [
-            (_EQUAL, 0, 4, socketpair),
-            (_LOAD, 0, 0, _FIRST_ARGUMENT),
-            (_EQUAL, 0, 1, _AF_UNIX),
-            (_RETURN, 0, 0, _ALLOW),
-            (_RETURN, 0, 0, _EPERM),
-        ]
+        checks += _first_argument_check(socketpair, _AF_UNIX)
+    if "prlimit64" in allowed and prlimit is not None:
+        checks += _first_argument_check(prlimit, 0)
     return [
         (_LOAD, 0, 0, _ARCHITECTURE),
         (_EQUAL, 1, 0, arch),
@@ -142,4 +142,28 @@ def _argument_check(number: int | None, offset: int, jump: int, refused: list[in
         *((jump, len(refused) - n, 0, value) for n, value in enumerate(refused)),
         (_RETURN, 0, 0, _ALLOW),
         (_RETURN, 0, 0, _EPERM),
+    ]
+
+
+def _first_argument_check(number: int, only: int) -> list[_Step]:
+    """Refuses the call `number` if its first argument is another value."""
+    return [
+        (_EQUAL, 0, 4, number),
+        (_LOAD, 0, 0, _FIRST_ARGUMENT),
+        (_EQUAL, 0, 1, only),
+        (_RETURN, 0, 0, _ALLOW),
+        (_RETURN, 0, 0, _EPERM),
+    ]
+
+
+def _shared_memory_check(mmap: int) -> list[_Step]:
+    """Refuses huge pages, and memory that is shared and has no file."""
+    return [
+        (_EQUAL, 0, 6, mmap),
+        (_LOAD, 0, 0, _FOURTH_ARGUMENT),
+        (_ANY_BIT, 2, 0, _MAP_HUGETLB),
+        (_ANY_BIT, 0, 2, _MAP_ANONYMOUS),
+        (_ANY_BIT, 0, 1, _MAP_SHARED),
+        (_RETURN, 0, 0, _EPERM),
+        (_RETURN, 0, 0, _ALLOW),
     ]

@@ -2,13 +2,15 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 
 import pytest
 
 from gradbus.sandbox import seccomp
 from gradbus.sandbox.commands import restrictions, run
 from gradbus.sandbox.commands.request import Command, CommandError, Outcome, read_command, read_outcome
-from gradbus.sandbox.commands.run import SandboxError, found_level, run_command
+from gradbus.sandbox.commands.run import NoSandboxError, SandboxError, found_level, run_command
 
 namespaces = pytest.mark.skipif(asyncio.run(found_level())[0] is None, reason="this kernel gives no namespaces")
 
@@ -82,6 +84,7 @@ GOOD = Command(("true",)).document()
         {"arguments": ["a\0b"]},
         {"arguments": ["x" * 100_001]},
         {"arguments": ["x"] * 257},
+        {"arguments": ["x" * 100_000] * 11},
         {"files": {"/etc/passwd": ""}},
         {"files": {"../x": ""}},
         {"files": {"a//b": ""}},
@@ -132,11 +135,50 @@ async def test_a_machine_without_namespaces_and_bubblewrap_says_what_to_do(monke
     assert "install it (bwrap)" in reason
 
 
-async def test_a_sandbox_that_breaks_is_no_outcome(monkeypatch):
-    level, reason = await without(monkeypatch, "supervise = lambda *_: 1 / 0")
-    assert (level, "ZeroDivisionError" in reason) == (None, True)
-    with pytest.raises(SandboxError):
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("supervise = lambda *_: 1 / 0", "the sandbox broke: ZeroDivisionError"),
+        ("supervise = lambda *_: launch.os._exit(1)", "ended without an answer: check"),
+        ("supervise = lambda *_: launch.os.write(2, b'x' * 900 + b'the end') * launch.os._exit(1)", "the end; try again"),
+    ],
+)
+@namespaces
+async def test_a_sandbox_that_breaks_is_no_outcome_and_may_be_there_later(monkeypatch, change, reason):
+    with pytest.raises(SandboxError, match=reason) as raised:
+        await without(monkeypatch, change)
+    assert not isinstance(raised.value, NoSandboxError)
+    with pytest.raises(SandboxError, match=reason):
         await run_command(Command(("true",)), "namespaces")
+
+
+async def test_a_kernel_that_has_no_process_left_may_have_one_later(monkeypatch):
+    with pytest.raises(SandboxError, match="no sandbox for now: Resource temporarily unavailable") as raised:
+        await without(monkeypatch, "_CLONE = dict.fromkeys(launch._CLONE, 1 << 20); launch.ctypes.get_errno = lambda: 11")
+    assert not isinstance(raised.value, NoSandboxError)
+
+
+@namespaces
+async def test_files_beyond_their_bound_end_a_command_whose_file_system_has_none(monkeypatch):
+    line = (
+        "import sys; sys.path[:0] = sys.argv[1:3]; from gradbus.sandbox.commands import launch; launch.DISK_FILES = 1 << 20; launch.main()"
+    )
+    monkeypatch.setattr(run, "boot", lambda _: line)
+    for folder in (restrictions.FOLDER, restrictions.TEMPORARY):
+        code = f"for n in range(1_000_000): open(f'{folder}/{{n}}', 'w').close()"
+        assert (await ran("python", "-c", code, seconds=30)).end == "files"
+
+
+def test_without_landlock_nothing_is_executed_where_processes_can_be_seen():
+    code = """
+from gradbus.sandbox.commands import restrictions
+from gradbus.sandbox.commands.request import Command
+from gradbus.sandbox.privileges import system_library
+restrictions.restrict_files, restrictions.FOLDER = (lambda *_: False), "/"
+restrictions.execute(system_library(), Command(("true",)), (0, 1, 2))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, "no Landlock" in done.stderr) == (126, True), done.stderr
 
 
 def test_the_filters_program_fits_into_its_jumps_here_too():

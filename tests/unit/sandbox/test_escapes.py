@@ -61,6 +61,11 @@ KERNEL = {
     "perf": "raw(298, buffer, 0, -1, -1, 0)",
     "a file in memory": "os.memfd_create('x')",
     "shared memory": "raw(29, 0, 4096, 0o1600)",
+    "shared memory without a name": "import mmap; mmap.mmap(-1, 4096)",
+    "shared memory that is validated": "import mmap; mmap.mmap(-1, 4096, flags=mmap.MAP_ANONYMOUS | 3)",
+    "memory in huge pages": "import mmap; mmap.mmap(-1, 2 << 20, flags=mmap.MAP_ANONYMOUS | mmap.MAP_PRIVATE | 0x40000)",
+    "the supervisor's files": "import resource; resource.prlimit(1, resource.RLIMIT_NOFILE, (3, 3))",
+    "its processor time": "import resource; resource.prlimit(1, resource.RLIMIT_CPU, (1, 1))",
     "the clock": "time.clock_settime(time.CLOCK_REALTIME, 0)",
     "the host's name": "socket.sethostname('x')",
     "a kernel module": "raw(313, 0, b'', 0)",
@@ -78,6 +83,7 @@ FILES = {
     "its own process": "open('/proc/self/root' + VICTIM).read()",
     "shared memory of all": "open('/dev/shm/x', 'w')",
     "memory of the machine": "open('/dev/mem', 'rb')",
+    "memory by a device": "import mmap; mmap.mmap(os.open('/dev/zero', os.O_RDWR), 4096)",
     "cgroups": "open('/sys/fs/cgroup/cgroup.procs', 'w').write('0')",
     "users": "open('/etc/passwd').read()",
 }
@@ -163,7 +169,7 @@ ENDS = {
     ),
     "output without end": ("while True: os.write(1, bytes(1 << 16))", "output"),
     "errors without end": ("while True: os.write(2, bytes(1 << 16))", "output"),
-    "10 GB of output": ("os.system('cat /dev/zero')", "output"),
+    "10 GB of output": ("os.system('cat /dev/full')", "output"),
     "a tree that is too large": ("for n in range(300): open(f'{n}', 'w').close()", "files"),
     "a file that is too large": ("open('x', 'wb').truncate(60 << 20)", "files"),
     "a thousand folders in each other": ("for _ in range(1500): os.mkdir('d'); os.chdir('d')", "files"),
@@ -253,6 +259,20 @@ async def test_links_and_pipes_are_not_followed_when_files_are_given_back(host):
     )
     outcome = await run_command(host.command(code, keep=True), "namespaces")
     assert (outcome.end, outcome.code, outcome.files) == ("exited", 0, {"kept": b"x"}), outcome.stderr
+
+
+async def test_a_folder_that_can_be_listed_and_not_entered_is_no_fault(host):
+    code = "os.mkdir('d'); open('d/a', 'w').write('x'); open('kept', 'w').write('x'); os.chmod('d', 0o444)"
+    outcome = await run_command(host.command(code, keep=True), "namespaces")
+    assert (outcome.end, outcome.code, outcome.files) == ("exited", 0, {"kept": b"x"}), outcome.stderr
+
+
+async def test_output_that_is_too_much_is_found_after_the_end_too(host):
+    ends = [(await run_command(host.command("os.write(1, bytes(60_000)); os._exit(0)"), "namespaces")).end for _ in range(3)]
+    # The last part fits into the pipe, so that the command has ended when it is read.
+    code = "for _ in range(5): os.write(1, bytes(60_000))\nos._exit(0)"
+    ends += [(await run_command(host.command(code), "namespaces")).end for _ in range(10)]
+    assert ends == ["exited"] * 3 + ["output"] * 10
 
 
 async def test_a_caller_that_gives_up_leaves_no_process(host):

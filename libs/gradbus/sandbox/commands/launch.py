@@ -2,12 +2,13 @@
 
 Standard library only. Arguments after the folders of the packages: how niceness is raised, the level, and, for a command that serves
 until it is ended, a JSON object of `arguments`, `paths` and `memory_mib`. Its standard input and output are the supervisor's, or that
-command's; if there is no sandbox it writes {"refused": reason}.
+command's. If the machine gives no sandbox it writes {"refused": reason}, and {"failed": reason} if one broke or may be had later.
 """
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import platform
@@ -28,6 +29,7 @@ _CLONE = {"x86_64": 56, "aarch64": 220}
 _BUBBLEWRAP = ("/usr/local/bin/bwrap", "/usr/bin/bwrap", "/bin/bwrap")
 _LIBRARIES = "/gradbus"
 """Where bubblewrap's process 1 finds this package, and a command does not."""
+_PASSING = (errno.EAGAIN, errno.ENOMEM)
 _REMEDY = "allow user namespaces (sysctl user.max_user_namespaces, or the container's seccomp profile), or install bubblewrap"
 
 
@@ -55,7 +57,9 @@ def _namespaces(libc: ctypes.CDLL, served: str | None) -> None:
     mapped, map_done = os.pipe()
     # As fork does, but the child is process 1 of its namespaces, whose ids its parent maps: only that may map others than its own.
     first = libc.syscall(_CLONE[platform.machine()], _NAMESPACES | signal.SIGCHLD, 0, 0, 0, 0)
-    if first < 0:
+    if first < 0 and ctypes.get_errno() in _PASSING:
+        _say("failed", f"no sandbox for now: {os.strerror(ctypes.get_errno())}; raise the machine's limits on processes and memory")
+    elif first < 0:
         _refuse(f"the kernel gives no namespaces ({os.strerror(ctypes.get_errno())}); {_REMEDY}")
     elif first == 0:
         os.close(map_done)
@@ -101,7 +105,7 @@ def _be_first_process(libc: ctypes.CDLL, mapped: int, ids: tuple[int, int], serv
             serve(libc, proc, served)
         code = 0
     except BaseException as error:  # noqa: BLE001 - process 1 of a sandbox: whatever it is, the parent reads it
-        _refuse(f"{type(error).__name__}: {error}")
+        _say("failed", f"the sandbox broke: {type(error).__name__}: {error}")
     finally:
         os._exit(code)
 
@@ -132,5 +136,9 @@ def _bubblewrap(libc: ctypes.CDLL, libraries: str, served: str | None) -> None:
 
 
 def _refuse(reason: str) -> None:
-    sys.stdout.write(json.dumps({"refused": reason}) + "\n")
+    _say("refused", f"no sandbox: {reason}")
+
+
+def _say(kind: str, reason: str) -> None:
+    sys.stdout.write(json.dumps({kind: reason}) + "\n")
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""The processes of a sandbox as its process 1 sees them: how much memory they have together, and their end. Standard library only."""
+"""The processes of a sandbox as its process 1 sees them: how much they have together, and their end. Standard library only."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import contextlib
 import ctypes
 import os
 import signal
+
+from gradbus.sandbox.commands.restrictions import DISK_FILES, FOLDER, TEMPORARY
 
 _FSOPEN, _FSCONFIG, _FSMOUNT, _CONFIG_CREATE, _CLOEXEC = 430, 431, 432, 6, 1
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -34,6 +36,12 @@ def has_more_memory(proc: int, most: int) -> bool:
     others = [name for name in os.listdir(proc) if name.isdecimal() and int(name) != _OWN]
     # What forked processes share is counted for each at first; the exact number takes longer to get.
     return sum(_resident(proc, name) for name in others) > most and sum(_proportional(proc, name) for name in others) > most
+
+
+def has_more_files() -> bool:
+    """Whether a folder has more than `DISK_FILES` files and folders: bubblewrap bounds their bytes alone."""
+    folders = [os.statvfs(folder) for folder in (FOLDER, TEMPORARY)]
+    return any(one.f_files - one.f_ffree > DISK_FILES for one in folders)
 
 
 def _resident(proc: int, name: str) -> int:

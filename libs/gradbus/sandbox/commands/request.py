@@ -96,6 +96,8 @@ def read_command(document: Any) -> Command:
             raise CommandError("a command has arguments, files, stdin, seconds, memory_mib, keep and wall_seconds, and nothing else")
     if not 0 < len(arguments) <= MAX_ARGUMENTS or not all(isinstance(one, str) and _is_argument(one) for one in arguments):
         raise CommandError(f"a command is 1 to {MAX_ARGUMENTS} texts of at most {MAX_ARGUMENT} bytes without a zero character")
+    if sum(map(len, arguments)) > MAX_TREE:
+        raise CommandError(f"a command has at most {MAX_TREE} characters in all; give files or a standard input")
     if (
         isinstance(seconds, bool)
         or isinstance(memory, bool)

@@ -21,6 +21,8 @@ Level = Literal["namespaces", "bubblewrap"]
 LEVELS: Final[tuple[Level, ...]] = ("namespaces", "bubblewrap")
 _LIBRARIES: Final = str(Path(__file__).resolve().parents[3])
 _LINE_BYTES: Final = 8 << 20
+_BUBBLEWRAP: Final = "bwrap: "
+"""How its messages begin."""
 _END_SECONDS: Final = 10.0
 _TOLD_BYTES: Final = 400
 _MORE_SECONDS: Final = 20.0
@@ -29,6 +31,10 @@ _MORE_SECONDS: Final = 20.0
 
 class SandboxError(UserCodeError):
     """There is no sandbox, or it broke: the command's code is not the cause."""
+
+
+class NoSandboxError(SandboxError):
+    """This machine gives no such sandbox, now or later."""
 
 
 async def run_command(command: Command, level: Level) -> Outcome:
@@ -42,7 +48,9 @@ async def run_command(command: Command, level: Level) -> Outcome:
     finally:
         await end_process(process)
     if "refused" in said:
-        raise SandboxError(f"no sandbox: {said['refused']}")
+        raise NoSandboxError(str(said["refused"]))
+    if "failed" in said:
+        raise SandboxError(f"{said['failed']}; try again")
     try:
         return read_outcome(said)
     except CommandError as error:
@@ -52,23 +60,30 @@ async def run_command(command: Command, level: Level) -> Outcome:
 async def start_server(arguments: Sequence[str], paths: Sequence[str], memory_mib: int, level: Level) -> asyncio.subprocess.Process:
     """Starts a command that speaks by its standard input and output, in a sandbox in which it may also read and execute `paths`.
 
-    `end_process` ends it. If there is no sandbox, it writes {"refused": reason}. Raises SandboxError.
+    `end_process` ends it. If there is no sandbox, it writes {"refused": reason} or {"failed": reason}. Raises SandboxError.
     """
     return await _launched(level, json.dumps({"arguments": list(arguments), "paths": list(paths), "memory_mib": memory_mib}))
 
 
 async def found_level(levels: Sequence[Level] = LEVELS) -> tuple[Level | None, str]:
-    """The first of `levels` that this machine has, by running a command in it; None, and why, if it has none of them."""
-    reasons = []
+    """The first of `levels` that this machine has, by running a command in it; None, and why, if it has none of them.
+
+    Raises SandboxError if it may have one of them later.
+    """
+    reasons, may_pass = [], False
     for level in levels:
         try:
             outcome = await run_command(Command(("python", "-c", "print(6 * 7)")), level)
         except SandboxError as error:
             reasons.append(str(error))
+            may_pass = may_pass or not isinstance(error, NoSandboxError)
             continue
         if (outcome.end, outcome.code, outcome.stdout) == ("exited", 0, b"42\n"):
             return level, ""
+        may_pass = may_pass or outcome.end != "exited"
         reasons.append(f"a command in {level} ended with {outcome.code}: {outcome.stderr[-200:].decode('utf-8', 'replace')}")
+    if may_pass:
+        raise SandboxError("; ".join(reasons))
     return None, "; ".join(reasons)
 
 
@@ -80,8 +95,10 @@ async def _answer(process: asyncio.subprocess.Process, request: bytes) -> dict[s
         await process.stdin.drain()
         said = json.loads(await process.stdout.readuntil(b"\n"))
     except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
-        told = (await process.stderr.read(_TOLD_BYTES)).decode("utf-8", "replace").strip() or type(error).__name__
-        raise SandboxError(f"a sandbox ended without an answer ({told}); check the machine's memory, and what its user may read") from error
+        told = (await process.stderr.read())[-_TOLD_BYTES:].decode("utf-8", "replace").strip()
+        if told.startswith(_BUBBLEWRAP):
+            raise NoSandboxError(f"no sandbox: {told}") from error
+        raise SandboxError(f"a sandbox ended without an answer: {told or 'check the memory of the machine'}; try again") from error
     if not isinstance(said, dict):
         raise SandboxError("a sandbox answered wrongly; try again")
     return said

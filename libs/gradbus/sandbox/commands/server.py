@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 
-from gradbus.sandbox.commands.processes import end_all, ended, has_more_memory
+from gradbus.sandbox.commands.processes import end_all, ended, has_more_files, has_more_memory
 from gradbus.sandbox.commands.request import Command
 from gradbus.sandbox.commands.restrictions import execute
 from gradbus.sandbox.privileges import system_library
@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def serve(libc: ctypes.CDLL, proc: int | None, served: str) -> None:
-    """Runs the command until it ends, has too much memory, or the sandbox is ended; its streams are this process's."""
+    """Runs the command until it ends, has too much memory or too many files, or the sandbox is ended; its streams are this process's."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asked = json.loads(served)
     command = Command(tuple(asked["arguments"]), seconds=_CPU_SECONDS, memory_mib=asked["memory_mib"])
@@ -34,7 +34,7 @@ def serve(libc: ctypes.CDLL, proc: int | None, served: str) -> None:
         execute(libc, command, (0, 1, null), asked["paths"], bound_addresses=proc is None)
     for handle in (0, 1):
         os.close(handle)  # so that the parent sees the end of the command's
-    while ended(pid) is None and not (proc is not None and has_more_memory(proc, command.memory_mib << 20)):
+    while ended(pid) is None and not has_more_files() and not (proc is not None and has_more_memory(proc, command.memory_mib << 20)):
         time.sleep(_LOOK_SECONDS)
     end_all(pid)
 

@@ -1,7 +1,7 @@
 """Process 1 of a sandbox: starts the command, keeps its limits, and says what came of it. Standard library only.
 
 It reads one line of JSON, a `Command`, and writes one, an `Outcome`. It never runs code of the command's; the command can neither
-signal nor trace it.
+signal nor trace it, nor set its limits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 
-from gradbus.sandbox.commands.processes import end_all, ended, has_more_memory
+from gradbus.sandbox.commands.processes import end_all, ended, has_more_files, has_more_memory
 from gradbus.sandbox.commands.request import MAX_DEPTH, MAX_FILES, MAX_OUTPUT, MAX_TREE, Command, Outcome, is_path, read_command
 from gradbus.sandbox.commands.restrictions import FOLDER, execute
 from gradbus.sandbox.privileges import system_library
@@ -57,6 +57,8 @@ class _Supervision:
         last = end_all(self._main)
         status = last if self._status is None else self._status
         self._drain()
+        if end == "exited" and self._has_said_too_much():
+            end = "output"
         stdout, stderr = (bytes(one[:MAX_OUTPUT]) for one in self._outputs.values())
         code = os.waitstatus_to_exitcode(status or 0)
         if end == "exited" and (code == -signal.SIGXCPU or (code == -signal.SIGKILL and _cpu_seconds() >= self._command.seconds)):
@@ -87,7 +89,7 @@ class _Supervision:
                     if key.fd in self._outputs and not self._read(key.fd):
                         selector.unregister(key.fd)
                 self._status = ended(self._main)
-                if any(len(one) > MAX_OUTPUT for one in self._outputs.values()):
+                if self._has_said_too_much():
                     return "output"
                 if self._status is not None:
                     return "exited"
@@ -95,6 +97,11 @@ class _Supervision:
                     return "time"
                 if self._proc is not None and has_more_memory(self._proc, self._command.memory_mib << 20):
                     return "memory"
+                if has_more_files():
+                    return "files"
+
+    def _has_said_too_much(self) -> bool:
+        return any(len(one) > MAX_OUTPUT for one in self._outputs.values())
 
     def _read(self, handle: int) -> bool:
         """Whether there may be more."""
@@ -148,7 +155,8 @@ def _kept_files() -> dict[str, bytes] | None:
             if entry.is_dir(follow_symlinks=False):
                 waiting.append(f"{path}/")
             elif entry.is_file(follow_symlinks=False):
-                size += entry.stat(follow_symlinks=False).st_size
+                with contextlib.suppress(PermissionError):
+                    size += entry.stat(follow_symlinks=False).st_size
                 if size > MAX_TREE or len(kept) >= MAX_FILES or not is_path(path):
                     return None
                 with contextlib.suppress(PermissionError), open(entry.path, "rb") as file:

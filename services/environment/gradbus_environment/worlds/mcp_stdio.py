@@ -136,6 +136,6 @@ class _Connection:
             raise AnswerError(f"its message is not JSON: {error}") from error
         if not isinstance(said, dict):
             raise AnswerError("its message is no JSON object")
-        if "refused" in said:  # by what makes the sandbox
-            raise UserCodeError(f"{self._server.name} cannot be started: {str(said['refused'])[:400]}")
+        if reason := said.get("refused") or said.get("failed"):  # by what makes the sandbox
+            raise UserCodeError(f"{self._server.name} cannot be started: {str(reason)[:400]}")
         return said

@@ -57,14 +57,16 @@ class PythonWorld:
 
     async def describe(self, seconds: float) -> Description:
         """The tools, and a digest of the source and of Python."""
-        level = await self._commands.level() if self._commands else ""
         try:
             async with asyncio.timeout(seconds):
+                level = await self._commands.level() if self._commands else ""
                 loaded = (await self._children.any_process()).loaded
         except SourceError as error:
             raise EnvironmentRefusedError(str(error)) from error
         except TimeoutError as error:
-            raise UserCodeError(f"no child of the environment could be started in {seconds:.0f} s; the machine is too busy") from error
+            raise UserCodeError(
+                f"no child of the environment, or no sandbox, could be started in {seconds:.0f} s; the machine is too busy"
+            ) from error
         digest = hashlib.sha256(canonical({"source": self._source, "python": str(loaded.get("python"))}).encode("utf-8", "replace"))
         tools = [_tool(one) for one in loaded.get("tools", [])]
         return Description("Environment", digest.hexdigest(), determinism="seeded", tools=tools, sandbox=level)

@@ -29,7 +29,12 @@ class Sandboxes:
         self._levels: dict[str, Level] = {}
 
     async def level(self, demanded: str) -> Level:
-        """How commands are confined on this machine. Raises EnvironmentRefusedError if they cannot be confined as demanded."""
+        """How commands are confined on this machine.
+
+        Raises EnvironmentRefusedError if they cannot be confined as demanded, UserCodeError if that cannot be found now.
+        """
+        if demanded in self._levels:  # while another one is being found
+            return self._levels[demanded]
         async with self._finding:
             if demanded not in self._levels:
                 level, reason = await found_level(["bubblewrap"] if demanded == "bubblewrap" else LEVELS)
