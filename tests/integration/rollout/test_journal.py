@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 from dataclasses import dataclass, field
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -47,6 +48,8 @@ class World(EnvironmentServiceServicer):
     opened: list = field(default_factory=list)
     closed: list = field(default_factory=list)
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    resume: asyncio.Event = field(default_factory=asyncio.Event)
+    fails: bool = False
 
     async def Describe(self, request, context):  # noqa: N802 - named by gRPC
         return DescribeResponse(name="world", digest="sha256:w", determinism=self.determinism)
@@ -66,7 +69,9 @@ class World(EnvironmentServiceServicer):
         if request.turn == len(answers):
             if self.stops is not None and len(self.executed) >= self.stops:
                 self.stopped.set()
-                await asyncio.Event().wait()
+                await self.resume.wait()
+            if self.fails:
+                return StepResponse(status=ENVIRONMENT_STATUS_ERROR, reason="it broke")
             self.executed.append(request.session)
             answers.append(self.answer(request))
         return answers[request.turn] if request.turn + 1 == len(answers) else StepResponse(status=ENVIRONMENT_STATUS_ERROR)
@@ -101,6 +106,28 @@ async def dies(playing, world):
     with pytest.raises(asyncio.CancelledError):
         await playing
     world.stops, world.stopped = None, asyncio.Event()
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+async def test_sessions_are_left_to_another_player_and_closed_at_the_end_of_the_run(play, buffer, is_over):
+    world = World(stops=5)
+    await dies(asyncio.create_task(play(world, buffer=buffer, is_over=is_over)), world)
+    over = {name for name, answers in world.sessions.items() if len(answers) == TURNS}
+    assert set(world.closed) == (set(world.sessions) if is_over else over)
+
+
+async def test_a_fenced_player_leaves_the_session_that_fails_to_the_one_that_plays_on(play, buffer, run_id):
+    world = World(stops=0)
+    early = asyncio.create_task(play(world, buffer=buffer))
+    await asyncio.wait_for(world.stopped.wait(), 60)
+    await until(lambda: len(world.opened) == 6)
+    journals = Journals(buffer, is_read=True, is_over=AsyncMock(return_value=False))
+    for index, n in itertools.product((0, 1), range(3)):
+        await journals.take(JournalPlace(keys.journal(run_id, index), n), "later", f"train.4.{index}.{n}")
+    world.fails, world.stops = True, None
+    world.resume.set()
+    assert await early == []
+    assert world.closed == []
 
 
 @pytest.mark.parametrize("stops", [0, 1, 5, 9])
@@ -202,7 +229,7 @@ async def test_a_journal_goes_when_its_group_is_in_the_log(play, buffer, run_id)
     assert await buffer.exists(keys.journal(run_id, 1), keys.assembly(run_id, 1)) == 2
     await store.discard([1])
     assert await buffer.exists(keys.journal(run_id, 1)) == 0
-    late = await Journals(buffer, is_read=True).take(JournalPlace(keys.journal(run_id, 0), 0), "late", "train.4.0.0")
+    late = await Journals(buffer, is_read=True, is_over=AsyncMock()).take(JournalPlace(keys.journal(run_id, 0), 0), "late", "train.4.0.0")
     await store.discard([0])
     with pytest.raises(SupersededError, match="another worker plays this episode"):
         await late.begin_anew()

@@ -48,11 +48,15 @@ class _Call:
 class Journals:
     """The journals of a run. Calls of many episodes share their round trips and their syncs."""
 
-    def __init__(self, client: Redis, *, is_read: bool) -> None:
-        """`is_read`: answers of a session that is gone cannot be had again, so they are read; else turns are repeated and compared."""
+    def __init__(self, client: Redis, *, is_read: bool, is_over: Callable[[], Awaitable[bool]]) -> None:
+        """`is_read`: answers of a session that is gone cannot be had again, so they are read; else turns are repeated and compared.
+
+        `is_over`: whether the run is, so that nobody goes on with its episodes.
+        """
         self._client = client
         self._gathered: Gathered[_Call, Any] = Gathered(self._called)
         self.is_read = is_read
+        self.is_over = is_over
 
     async def take(self, place: JournalPlace, player: str, name: str) -> Journal:
         """The episode's journal, which from now on takes entries of this player alone; the first player's `name` of the episode stays."""
@@ -115,6 +119,10 @@ class Journal:
     def is_read(self) -> bool:
         """Whether another player could go on only in the session that is open."""
         return self.journals is not None and self.journals.is_read
+
+    async def is_inherited(self) -> bool:
+        """Whether a player that stops leaves the session to another one: it is read, and the run goes on."""
+        return self.journals is not None and self.journals.is_read and not await self.journals.is_over()
 
     async def begin_anew(self) -> None:
         """The attempt failed: removes its entries. Raises SupersededError, as all methods do."""
