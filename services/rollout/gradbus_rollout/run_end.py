@@ -5,7 +5,7 @@ from __future__ import annotations
 from nats.errors import Error as NatsError
 from nats.js.errors import APIError
 
-from gradbus.bus import Bus, Buckets
+from gradbus.bus import Buckets, Bus
 from gradbus.control.runs import FINAL_STATES, RunStatus
 
 

@@ -113,9 +113,8 @@ async def test_the_library_works_with_these_rights(stack_config):
         clients = {user: buffer_of(stack, user) for user in BUFFER_USERS}
         await GroupStore(clients["rollout"], RUN).put([Group(run_id=RUN, index=0)])
         assert (await GroupStore(clients["conductor"], RUN).get([0]))[0].run_id == RUN
-        journal = await Journals(clients["rollout"], is_read=True, is_over=AsyncMock()).take(
-            JournalPlace(keys.journal(RUN, 0), 0), "player", "train.0.0.0"
-        )
+        journals = Journals(clients["rollout"], is_read=True, is_over=AsyncMock())
+        journal = await journals.take(JournalPlace(keys.journal(RUN, 0), 0), "player", "train.0.0.0")
         await journal.opened(opened)
         await journal.begin_anew()
         log = ExperienceLog(clients["conductor"], RUN, journaled=True)
