@@ -26,6 +26,7 @@ from gradbus.tokenizer.tokenizer import Deadlines, Tokenizer, limits_of
 from gradbus.v1.environment_service_pb2_grpc import EnvironmentServiceStub
 from gradbus_rollout.broadcast.process import MemberConfig
 from gradbus_rollout.broadcast.receiver import BroadcastReceiver
+from gradbus_rollout.buffer_wait import BufferWait
 from gradbus_rollout.dataset_worker import DatasetWorker, DatasetWorkerParts
 from gradbus_rollout.engines.base import Engine
 from gradbus_rollout.engines.determinism import check_determinism
@@ -165,9 +166,8 @@ class RolloutService:
         limits = EpisodeLimits.of(record.spec, data.environment.section, data.tokenizer.context_length)
         journals = None
         if data.environment.has_journal:
-            journals = Journals(
-                self._clients.buffer, is_read=not data.environment.is_seeded, is_over=partial(is_over, self._clients.bus, record.run_id)
-            )
+            buffer, over = BufferWait(self._clients.heartbeat.presence), partial(is_over, self._clients.bus, record.run_id)
+            journals = Journals(self._clients.buffer, buffer, is_read=not data.environment.is_seeded, is_over=over)
         parts = PlayerParts(prepared.engine, TurnCodec(data.tokenizer), data.environment.client, limits, journals)
         return EpisodeSampler(record, parts, data.tables, data.environment.description)
 

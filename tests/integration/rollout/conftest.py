@@ -25,6 +25,7 @@ from gradbus.tokenizer.tokenizer import Deadlines, Tokenizer
 from gradbus.v1.environment_service_pb2_grpc import EnvironmentServiceStub, add_EnvironmentServiceServicer_to_server
 from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
+from gradbus_rollout.buffer_wait import BufferWait
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
 from gradbus_rollout.episodes.attempt import PlayerParts
 from gradbus_rollout.episodes.codec import TurnCodec
@@ -180,7 +181,7 @@ def play(episode_engine, fork_server, model_folder, run_id):
             limits = EpisodeLimits.of(record.spec, described.section, tokenizer.context_length)
             journals = None
             if buffer is not None and described.has_journal:
-                journals = Journals(buffer, is_read=not described.is_seeded, is_over=AsyncMock(return_value=is_over))
+                journals = Journals(buffer, BufferWait(presence), is_read=not described.is_seeded, is_over=AsyncMock(return_value=is_over))
             parts = PlayerParts(episode_engine, TurnCodec(tokenizer), client, limits, journals)
             sampler = EpisodeSampler(record, parts, PromptTables(table, None), described.description)
             task = Task(task_id="t", kind=kind, version=4, groups=[GroupTask(index=index, row=index) for index in (0, 1)])

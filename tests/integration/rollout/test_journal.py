@@ -8,7 +8,8 @@ from unittest.mock import AsyncMock
 import pytest
 
 from gradbus.buffer import keys
-from gradbus.errors import SupersededError
+from gradbus.control.runs import WorkerPresence
+from gradbus.errors import SettingsError, SupersededError
 from gradbus.experience import ExperienceLog, GroupStore
 from gradbus.v1.environment_service_pb2 import (
     DETERMINISM_NONE,
@@ -27,11 +28,14 @@ from gradbus.v1.episode_pb2 import Message
 from gradbus.v1.group_pb2 import LogEntry
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
 from gradbus.v1.task_pb2 import TaskKind
+from gradbus_rollout import buffer_wait
+from gradbus_rollout.buffer_wait import BufferWait
 from gradbus_rollout.episodes.journal import JournalPlace, Journals
 
 from .conftest import LETTERS, until
 
 TURNS = 4
+PRESENCE = WorkerPresence(worker="worker", role="rollout", incarnation="1")
 
 
 @dataclass
@@ -121,7 +125,7 @@ async def test_a_fenced_player_leaves_the_session_that_fails_to_the_one_that_pla
     early = asyncio.create_task(play(world, buffer=buffer))
     await asyncio.wait_for(world.stopped.wait(), 60)
     await until(lambda: len(world.opened) == 6)
-    journals = Journals(buffer, is_read=True, is_over=AsyncMock(return_value=False))
+    journals = Journals(buffer, BufferWait(PRESENCE), is_read=True, is_over=AsyncMock(return_value=False))
     for index, n in itertools.product((0, 1), range(3)):
         await journals.take(JournalPlace(keys.journal(run_id, index), n), "later", f"train.4.{index}.{n}")
     world.fails, world.stops = True, None
@@ -229,7 +233,8 @@ async def test_a_journal_goes_when_its_group_is_in_the_log(play, buffer, run_id)
     assert await buffer.exists(keys.journal(run_id, 1), keys.assembly(run_id, 1)) == 2
     await store.discard([1])
     assert await buffer.exists(keys.journal(run_id, 1)) == 0
-    late = await Journals(buffer, is_read=True, is_over=AsyncMock()).take(JournalPlace(keys.journal(run_id, 0), 0), "late", "train.4.0.0")
+    journals = Journals(buffer, BufferWait(PRESENCE), is_read=True, is_over=AsyncMock())
+    late = await journals.take(JournalPlace(keys.journal(run_id, 0), 0), "late", "train.4.0.0")
     await store.discard([0])
     with pytest.raises(SupersededError, match="another worker plays this episode"):
         await late.begin_anew()
@@ -243,3 +248,24 @@ async def test_a_corrupt_journal_is_removed(play, buffer, run_id):
     groups = await play(world, buffer=buffer)
     whole(groups)
     assert [sample.episode.attempt for sample in groups[0].samples] == [1, 0, 0]
+
+
+async def test_a_full_buffer_is_waited_for_as_the_workers_trouble(play, buffer, monkeypatch):
+    monkeypatch.setattr(buffer_wait, "_TROUBLE_SECONDS", 1.0)
+    presence = WorkerPresence(worker="worker", role="rollout", incarnation="1")
+    await buffer.config_set("maxmemory", 1)
+    try:
+        playing = asyncio.create_task(play(World(), presence=presence, buffer=buffer))
+        await until(lambda: presence.trouble or playing.done())
+        assert presence.trouble.startswith("the buffer is full (OutOfMemoryError: ")
+        assert presence.trouble.endswith("cancel runs that hold much of it, or give it more memory")
+    finally:
+        await buffer.config_set("maxmemory", 0)
+    whole(await playing)
+    assert presence.trouble == ""
+
+
+async def test_a_refusal_that_does_not_pass_ends_the_wait(play, buffer, run_id):
+    await buffer.set(keys.journal(run_id, 0), "no hash")
+    with pytest.raises(SettingsError, match=r"refuses a call of this worker \(ResponseError: WRONGTYPE .* start the stack again"):
+        await play(World(), buffer=buffer)
