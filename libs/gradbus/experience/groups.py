@@ -15,6 +15,8 @@ from gradbus.v1.group_pb2 import Group
 
 _log = get_logger(__name__)
 _EVALUATION_SECONDS = 3600
+_MEASURED_ENTRIES = 64
+"""Of a journal, whose entries may differ a thousandfold in size."""
 _LAST_TERM = 2**53 - 1
 """Above every term that a lease can have."""
 _FENCED_SECONDS = 86_400
@@ -66,11 +68,24 @@ class GroupStore:
     async def discard_evaluation(self, version: int, indexes: Iterable[int]) -> None:
         """Removes held-out completions."""
         found = list(indexes)
-        names = [keys.evaluation(self._run_id, version, index) for index in found]
-        if self._journaled:
-            names += [keys.evaluation_journal(self._run_id, version, index) for index in found]
+        names = [keys.evaluation(self._run_id, version, index) for index in found] + self.evaluation_journals(version, found)
         if names:
             await self._client.delete(*names)
+
+    def journals(self, indexes: Iterable[int]) -> list[str]:
+        """Keys of the journals that training groups may have."""
+        return [keys.journal(self._run_id, index) for index in indexes] if self._journaled else []
+
+    def evaluation_journals(self, version: int, indexes: Iterable[int]) -> list[str]:
+        """Keys of the journals that held-out rows may have."""
+        return [keys.evaluation_journal(self._run_id, version, index) for index in indexes] if self._journaled else []
+
+    async def journal_bytes(self, names: Iterable[str]) -> int:
+        """Memory that the journals with these keys take, estimated from some entries of each."""
+        async with self._client.pipeline(transaction=False) as pipe:
+            for name in names:
+                pipe.memory_usage(name, samples=_MEASURED_ENTRIES)
+            return sum(used or 0 for used in await pipe.execute())
 
     async def remove_run(self) -> None:
         """Removes every key of the run but its term, which still fences a conductor that does not know that the run is over."""

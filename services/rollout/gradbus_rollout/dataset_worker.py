@@ -55,7 +55,7 @@ class DatasetWorker:
         self._presence = parts.heartbeat.presence
         self._presence.engine = ENGINE
         self._queue = TaskQueue(parts.bus, record.run_id)
-        self._publisher = GroupPublisher(parts.bus, parts.groups, record.run_id, self._presence.worker)
+        self._publisher = GroupPublisher(parts.bus, parts.groups, record.run_id, self._presence)
 
     async def serve(self) -> None:
         """Fetches tasks and publishes their rows. Raises DatasetError and ModelError, marked as fatal for the run."""

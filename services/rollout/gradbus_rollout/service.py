@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from gradbus.aio.tasks import background
@@ -25,6 +26,7 @@ from gradbus.tokenizer.tokenizer import Deadlines, Tokenizer, limits_of
 from gradbus.v1.environment_service_pb2_grpc import EnvironmentServiceStub
 from gradbus_rollout.broadcast.process import MemberConfig
 from gradbus_rollout.broadcast.receiver import BroadcastReceiver
+from gradbus_rollout.buffer_wait import BufferWait
 from gradbus_rollout.dataset_worker import DatasetWorker, DatasetWorkerParts
 from gradbus_rollout.engines.base import Engine
 from gradbus_rollout.engines.determinism import check_determinism
@@ -36,6 +38,7 @@ from gradbus_rollout.episodes.environment import EnvironmentClient, RunEnvironme
 from gradbus_rollout.episodes.episode import EpisodeLimits
 from gradbus_rollout.episodes.journal import Journals
 from gradbus_rollout.episodes.sampler import EpisodeSampler
+from gradbus_rollout.run_end import is_over
 from gradbus_rollout.run_faults import fatal_for_run
 from gradbus_rollout.settings import Settings
 from gradbus_rollout.tasks.prompts import PromptTable
@@ -161,7 +164,10 @@ class RolloutService:
         if data.environment is None:
             return SingleTurnSampler(record, prepared.engine, data.tables, self._clients.heartbeat.presence)
         limits = EpisodeLimits.of(record.spec, data.environment.section, data.tokenizer.context_length)
-        journals = Journals(self._clients.buffer, is_read=not data.environment.is_seeded) if data.environment.has_journal else None
+        journals = None
+        if data.environment.has_journal:
+            buffer, over = BufferWait(self._clients.heartbeat.presence), partial(is_over, self._clients.bus, record.run_id)
+            journals = Journals(self._clients.buffer, buffer, is_read=not data.environment.is_seeded, is_over=over)
         parts = PlayerParts(prepared.engine, TurnCodec(data.tokenizer), data.environment.client, limits, journals)
         return EpisodeSampler(record, parts, data.tables, data.environment.description)
 

@@ -65,7 +65,7 @@ class RolloutWorker:
         self._queue = TaskQueue(parts.bus, record.run_id)
         rollout = record.spec.rollout
         self._inbox = TaskInbox(max(1, _TASK_TOKENS // (rollout.group_size * record.spec.max_drawn_tokens)))
-        self._publisher = GroupPublisher(parts.bus, parts.groups, record.run_id, self._presence.worker)
+        self._publisher = GroupPublisher(parts.bus, parts.groups, record.run_id, self._presence)
         self._loaded_version = -1
         self._free = record.spec.schedule.mode == "free"
         self._jobs: set[asyncio.Task[None]] = set()

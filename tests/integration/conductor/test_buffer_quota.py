@@ -7,6 +7,7 @@ import pytest
 from gradbus.buffer import keys
 from gradbus.bus import Buckets
 from gradbus.experience import ExperienceLog, GroupStore
+from gradbus.spec import RunSpec
 from gradbus.v1.group_pb2 import LogEntry
 from gradbus.v1.weights_pb2 import WeightManifest
 from gradbus_conductor.groups.dataset import DataOrder
@@ -52,6 +53,16 @@ async def test_groups_that_wait_for_the_scorer_count(small, group, scorer):
     await GroupStore(small.clients.buffer, small.run_id).put(sampled)
     status = await assert_ended_by_itself(small)
     assert "1.3 MiB sampled and not in the log" in status.reason
+
+
+async def test_journals_of_episodes_that_are_played_count(small):
+    body = small.record.spec.model_dump() | {"environment": {"service": "http://127.0.0.1:1/"}}
+    small.record = small.record.model_copy(update={"spec": RunSpec.model_validate(body)})
+    heads = await small.clients.bus.bucket(Buckets.HEADS)
+    await heads.put(f"{small.run_id}.version", WeightManifest(term=1, step=0, digest="sha256:" + "0" * 64).SerializeToString())
+    await small.clients.buffer.hset(keys.journal(small.run_id, 1), "0.0.1", bytes(2 * MOST))
+    status = await assert_ended_by_itself(small)
+    assert "2.0 MiB in journals of episodes that are played" in status.reason
 
 
 async def test_what_is_within_the_quota_goes_on(small):

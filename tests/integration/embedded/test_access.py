@@ -1,19 +1,24 @@
 """Permissions at the servers, tested with each user's own credentials."""
 
+from unittest.mock import AsyncMock
+
 import pytest
 import redis.exceptions
 
 from gradbus.access import BUFFER_USERS
 from gradbus.buffer import BufferSettings, keys, open_buffer
 from gradbus.bus import Bus, BusSettings
+from gradbus.control.runs import WorkerPresence
 from gradbus.embedded import Stack
 from gradbus.errors import SettingsError, SupersededError
 from gradbus.experience import ExperienceLog, GroupStore
 from gradbus.v1.environment_service_pb2 import OpenResponse
 from gradbus.v1.group_pb2 import Group, LogEntry
+from gradbus_rollout.buffer_wait import BufferWait
 from gradbus_rollout.episodes.journal import JournalPlace, Journals
 
 RUN = "run-1"
+PRESENCE = WorkerPresence(worker="worker", role="rollout", incarnation="1")
 COMMANDS = {
     "call function": ["FCALL", "gradbus_open", "1", f"{{{RUN}}}:term", "0"],
     "known script": ["EVALSHA", "0" * 40, "0"],
@@ -111,7 +116,8 @@ async def test_the_library_works_with_these_rights(stack_config):
         clients = {user: buffer_of(stack, user) for user in BUFFER_USERS}
         await GroupStore(clients["rollout"], RUN).put([Group(run_id=RUN, index=0)])
         assert (await GroupStore(clients["conductor"], RUN).get([0]))[0].run_id == RUN
-        journal = await Journals(clients["rollout"], is_read=True).take(JournalPlace(keys.journal(RUN, 0), 0), "player", "train.0.0.0")
+        journals = Journals(clients["rollout"], BufferWait(PRESENCE), is_read=True, is_over=AsyncMock())
+        journal = await journals.take(JournalPlace(keys.journal(RUN, 0), 0), "player", "train.0.0.0")
         await journal.opened(opened)
         await journal.begin_anew()
         log = ExperienceLog(clients["conductor"], RUN, journaled=True)

@@ -5,6 +5,7 @@ import inspect
 import json
 import secrets
 from dataclasses import dataclass, field
+from unittest.mock import AsyncMock
 
 import grpc
 import pytest
@@ -24,6 +25,7 @@ from gradbus.tokenizer.tokenizer import Deadlines, Tokenizer
 from gradbus.v1.environment_service_pb2_grpc import EnvironmentServiceStub, add_EnvironmentServiceServicer_to_server
 from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
 from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
+from gradbus_rollout.buffer_wait import BufferWait
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
 from gradbus_rollout.episodes.attempt import PlayerParts
 from gradbus_rollout.episodes.codec import TurnCodec
@@ -156,8 +158,8 @@ async def episode_engine(model_folder):
 def play(episode_engine, fork_server, model_folder, run_id):
     """Samples groups 0 and 1 in a world; returns them and the worker's presence."""
 
-    async def sampled(world, kind=TaskKind.TASK_KIND_TRAIN, presence=None, reward=None, buffer=None, **environment):
-        """With a `buffer` episodes are recorded there, if world and section want that."""
+    async def sampled(world, kind=TaskKind.TASK_KIND_TRAIN, presence=None, reward=None, buffer=None, is_over=False, **environment):
+        """With a `buffer` episodes are recorded there, if world and section want that. `is_over`: whether the run is when it is stopped."""
         body = {"name": "test", "model": {"path": "m"}, "data": {"train": "t"}, "schedule": {"steps": 10}}
         source = {} if "agent" in environment else {"service": "http://127.0.0.1:1/"}
         body |= {"environment": source | environment}
@@ -177,7 +179,9 @@ def play(episode_engine, fork_server, model_folder, run_id):
         try:
             table = await PromptTable.open(tokenizer, PROMPTS)
             limits = EpisodeLimits.of(record.spec, described.section, tokenizer.context_length)
-            journals = Journals(buffer, is_read=not described.is_seeded) if buffer is not None and described.has_journal else None
+            journals = None
+            if buffer is not None and described.has_journal:
+                journals = Journals(buffer, BufferWait(presence), is_read=not described.is_seeded, is_over=AsyncMock(return_value=is_over))
             parts = PlayerParts(episode_engine, TurnCodec(tokenizer), client, limits, journals)
             sampler = EpisodeSampler(record, parts, PromptTables(table, None), described.description)
             task = Task(task_id="t", kind=kind, version=4, groups=[GroupTask(index=index, row=index) for index in (0, 1)])

@@ -3,11 +3,13 @@
 import asyncio
 import itertools
 from dataclasses import dataclass, field
+from unittest.mock import AsyncMock
 
 import pytest
 
 from gradbus.buffer import keys
-from gradbus.errors import SupersededError
+from gradbus.control.runs import WorkerPresence
+from gradbus.errors import SettingsError, SupersededError
 from gradbus.experience import ExperienceLog, GroupStore
 from gradbus.v1.environment_service_pb2 import (
     DETERMINISM_NONE,
@@ -26,11 +28,14 @@ from gradbus.v1.episode_pb2 import Message
 from gradbus.v1.group_pb2 import LogEntry
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
 from gradbus.v1.task_pb2 import TaskKind
+from gradbus_rollout import buffer_wait
+from gradbus_rollout.buffer_wait import BufferWait
 from gradbus_rollout.episodes.journal import JournalPlace, Journals
 
 from .conftest import LETTERS, until
 
 TURNS = 4
+PRESENCE = WorkerPresence(worker="worker", role="rollout", incarnation="1")
 
 
 @dataclass
@@ -47,6 +52,8 @@ class World(EnvironmentServiceServicer):
     opened: list = field(default_factory=list)
     closed: list = field(default_factory=list)
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    resume: asyncio.Event = field(default_factory=asyncio.Event)
+    fails: bool = False
 
     async def Describe(self, request, context):  # noqa: N802 - named by gRPC
         return DescribeResponse(name="world", digest="sha256:w", determinism=self.determinism)
@@ -66,7 +73,9 @@ class World(EnvironmentServiceServicer):
         if request.turn == len(answers):
             if self.stops is not None and len(self.executed) >= self.stops:
                 self.stopped.set()
-                await asyncio.Event().wait()
+                await self.resume.wait()
+            if self.fails:
+                return StepResponse(status=ENVIRONMENT_STATUS_ERROR, reason="it broke")
             self.executed.append(request.session)
             answers.append(self.answer(request))
         return answers[request.turn] if request.turn + 1 == len(answers) else StepResponse(status=ENVIRONMENT_STATUS_ERROR)
@@ -101,6 +110,28 @@ async def dies(playing, world):
     with pytest.raises(asyncio.CancelledError):
         await playing
     world.stops, world.stopped = None, asyncio.Event()
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+async def test_sessions_are_left_to_another_player_and_closed_at_the_end_of_the_run(play, buffer, is_over):
+    world = World(stops=5)
+    await dies(asyncio.create_task(play(world, buffer=buffer, is_over=is_over)), world)
+    over = {name for name, answers in world.sessions.items() if len(answers) == TURNS}
+    assert set(world.closed) == (set(world.sessions) if is_over else over)
+
+
+async def test_a_fenced_player_leaves_the_session_that_fails_to_the_one_that_plays_on(play, buffer, run_id):
+    world = World(stops=0)
+    early = asyncio.create_task(play(world, buffer=buffer))
+    await asyncio.wait_for(world.stopped.wait(), 60)
+    await until(lambda: len(world.opened) == 6)
+    journals = Journals(buffer, BufferWait(PRESENCE), is_read=True, is_over=AsyncMock(return_value=False))
+    for index, n in itertools.product((0, 1), range(3)):
+        await journals.take(JournalPlace(keys.journal(run_id, index), n), "later", f"train.4.{index}.{n}")
+    world.fails, world.stops = True, None
+    world.resume.set()
+    assert await early == []
+    assert world.closed == []
 
 
 @pytest.mark.parametrize("stops", [0, 1, 5, 9])
@@ -202,7 +233,8 @@ async def test_a_journal_goes_when_its_group_is_in_the_log(play, buffer, run_id)
     assert await buffer.exists(keys.journal(run_id, 1), keys.assembly(run_id, 1)) == 2
     await store.discard([1])
     assert await buffer.exists(keys.journal(run_id, 1)) == 0
-    late = await Journals(buffer, is_read=True).take(JournalPlace(keys.journal(run_id, 0), 0), "late", "train.4.0.0")
+    journals = Journals(buffer, BufferWait(PRESENCE), is_read=True, is_over=AsyncMock())
+    late = await journals.take(JournalPlace(keys.journal(run_id, 0), 0), "late", "train.4.0.0")
     await store.discard([0])
     with pytest.raises(SupersededError, match="another worker plays this episode"):
         await late.begin_anew()
@@ -216,3 +248,24 @@ async def test_a_corrupt_journal_is_removed(play, buffer, run_id):
     groups = await play(world, buffer=buffer)
     whole(groups)
     assert [sample.episode.attempt for sample in groups[0].samples] == [1, 0, 0]
+
+
+async def test_a_full_buffer_is_waited_for_as_the_workers_trouble(play, buffer, monkeypatch):
+    monkeypatch.setattr(buffer_wait, "_TROUBLE_SECONDS", 1.0)
+    presence = WorkerPresence(worker="worker", role="rollout", incarnation="1")
+    await buffer.config_set("maxmemory", 1)
+    try:
+        playing = asyncio.create_task(play(World(), presence=presence, buffer=buffer))
+        await until(lambda: presence.trouble or playing.done())
+        assert presence.trouble.startswith("the buffer is full (OutOfMemoryError: ")
+        assert presence.trouble.endswith("cancel runs that hold much of it, or give it more memory")
+    finally:
+        await buffer.config_set("maxmemory", 0)
+    whole(await playing)
+    assert presence.trouble == ""
+
+
+async def test_a_refusal_that_does_not_pass_ends_the_wait(play, buffer, run_id):
+    await buffer.set(keys.journal(run_id, 0), "no hash")
+    with pytest.raises(SettingsError, match=r"refuses a call of this worker \(ResponseError: WRONGTYPE .* start the stack again"):
+        await play(World(), buffer=buffer)

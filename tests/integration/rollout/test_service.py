@@ -22,6 +22,7 @@ from gradbus_rollout.engines import watchdog
 from gradbus_rollout.engines.registry import EngineFactory
 from gradbus_rollout.engines.torch import TorchEngine
 from gradbus_rollout.engines.torch.scheduler import Scheduler
+from gradbus_rollout.run_end import is_over
 from gradbus_rollout.service import RolloutService
 from gradbus_rollout.settings import Settings
 from gradbus_rollout.tasks import prompts as prompts_module
@@ -71,6 +72,19 @@ async def test_a_worker_ends_when_its_engine_hangs(
 
 async def write_status(bus, run_id, digest):
     await (await bus.bucket(Buckets.RUNS)).put(f"{run_id}.status", RunStatus(state="starting", prompts=digest).to_bytes())
+
+
+async def test_a_run_is_over_once_its_end_is_decided(bus, run_id):
+    bucket = await bus.bucket(Buckets.RUNS)
+    assert await is_over(bus, run_id), "it is deleted"
+    for status, over in [
+        (RunStatus(state="running"), False),
+        (RunStatus(state="paused"), False),
+        (RunStatus(state="running", ending="succeeded"), True),
+        (RunStatus(state="cancelled"), True),
+    ]:
+        await bucket.put(f"{run_id}.status", status.to_bytes())
+        assert await is_over(bus, run_id) == over
 
 
 async def test_an_assigned_worker_waits_for_the_prompts_then_proves_itself_and_samples(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -49,6 +49,7 @@ class Evaluator:
         self._clients = clients
         self._config = config
         self._stored = OwnedKey(config.runs_bucket, f"{config.record.run_id}.evaluations")
+        self._groups = GroupStore(clients.buffer, config.record.run_id, journaled=config.record.spec.may_have_journal)
         self._queue = queue
         self._wake = wake
         self._skipped = -1
@@ -78,6 +79,13 @@ class Evaluator:
     def waiting_bytes(self) -> int:
         """Bytes of the completed rows in the buffer."""
         return self._active[1].waiting_bytes if self._active else 0
+
+    @property
+    def journals(self) -> list[str]:
+        """Keys of the journals that the rows of the evaluation in progress may have."""
+        if self._active is None or self._config.dataset is None:
+            return []
+        return self._groups.evaluation_journals(self._active[0], range(len(self._config.dataset.items)))
 
     def due(self) -> int | None:
         """The next version to be evaluated; None once all are."""
@@ -113,7 +121,7 @@ class Evaluator:
         if len(pipeline.judged) == len(self._config.dataset.items):
             await self._finish(version, pipeline)
         elif version < head and pipeline.older_than(_CHECK_DELETED_AFTER_SECONDS, wanted) and await self._manifest(version) == "deleted":
-            await self._skip(version, pipeline)
+            await self._skip(version, pipeline, range(len(self._config.dataset.items)))
 
     def abandon(self, reason: str) -> None:
         """Ends the traces of the evaluation in progress, because the run ends."""
@@ -160,9 +168,7 @@ class Evaluator:
         await self._config.events.flush()
         await self._stored.write(encode_result(result))
         self.newest = result
-        record = self._config.record
-        store = GroupStore(self._clients.buffer, record.run_id, journaled=record.spec.may_have_journal)
-        await store.discard_evaluation(version, pipeline.judged)
+        await self._groups.discard_evaluation(version, pipeline.judged)
         await self.close()
 
     async def _reported(self, version: int, judged: Mapping[int, LogEntry]) -> Result:
@@ -187,9 +193,10 @@ class Evaluator:
         level: Level = "warning" if failed else "info"
         self._config.events.emit("evaluation", f"version {version}: {score}", data, level, key=f"evaluation:{version}")
 
-    async def _skip(self, version: int, pipeline: GroupPipeline) -> None:
+    async def _skip(self, version: int, pipeline: GroupPipeline, rows: Iterable[int]) -> None:
         self._report_skipped(version)
         pipeline.traces.abandon("the version was deleted")
+        await self._groups.discard_evaluation(version, rows)
         await self.close()
 
     def _report_skipped(self, version: int) -> None:

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 
 from gradbus.bus import TaskQueue, subjects
 from gradbus.control.runs import DesiredState, RunState, RunStatus, WorkerPresence
-from gradbus.experience import ExperienceLog
+from gradbus.experience import ExperienceLog, GroupStore
 from gradbus.v1.task_pb2 import TASK_KIND_TRAIN, GroupsSampled
 from gradbus.v1.weights_pb2 import TrainerProgress
 from gradbus_conductor.evaluation.evaluator import EvaluationConfig, Evaluator
@@ -62,7 +62,8 @@ class RunLoop:
         evaluation = EvaluationConfig(record, data.evaluation, context.runs_bucket, status.events, self._first_answers)
         self._evaluator = Evaluator(clients, evaluation, self._queue, self._wake)
         self._admission = GroupAdmission(context, self._log, self._schedule, self._pipeline, self._learning_signal)
-        self._buffer_quota = BufferQuota(self._log, clients.run_buffer_bytes)
+        self._groups = GroupStore(clients.buffer, record.run_id, journaled=record.spec.may_have_journal)
+        self._buffer_quota = BufferQuota(self._log, self._groups, clients.run_buffer_bytes)
         self._checkpoints = CheckpointArchiver(context, self._log, self._heads)
         self._trainer_watch = TrainerWatch(record.run_id, context.runs, context.pool)
         self._preparation = PreparationWatch(record.run_id, context.pool.present)
@@ -107,7 +108,8 @@ class RunLoop:
         if desired == "cancelled":
             return Ending("cancelled")
         self._reached = max(self._reached, self._present_version)
-        if fault := self._fault(desired) or await self._buffer_quota.fault(self._pipeline.waiting_bytes + self._evaluator.waiting_bytes):
+        waiting = self._pipeline.waiting_bytes + self._evaluator.waiting_bytes
+        if fault := self._fault(desired) or await self._buffer_quota.fault(waiting, self._journals):
             return Ending("failed", fault)
         if self._missing_report is not None:
             await self._recover()
@@ -123,6 +125,10 @@ class RunLoop:
         if self._trainer_watch.should_yield(self._reached, status.state):
             return _yielded(status)
         return await self._checkpoints.ending() if self._is_complete() else None
+
+    def _journals(self) -> list[str]:
+        """Keys of the journals of the episodes that may be played."""
+        return self._groups.journals(self._schedule.outstanding()) + self._evaluator.journals
 
     def _fault(self, desired: DesiredState) -> str:
         """Why the run cannot succeed; empty as long as it can."""

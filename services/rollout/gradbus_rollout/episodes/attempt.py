@@ -70,7 +70,9 @@ class Attempt:
     """One attempt to play an episode."""
 
     def __init__(self, parts: PlayerParts, start: EpisodeStart, journal: Journal) -> None:
-        self._start, self._journal, self._attempt = start, journal, journal.attempt
+        self._start, self._journal = start, journal
+        self.number = journal.attempt
+        """Of the episode's attempts, from 0."""
         self._engine, self._turns, self._environment = parts.engine, parts.turns, parts.environment
         self._limits = parts.limits
         self._session = ""
@@ -101,10 +103,10 @@ class Attempt:
     def failed(self, reason: str) -> PlayedEpisode:
         """The episode as a masked sample."""
         outcome = SampleReward(status=REWARD_STATUS_INVALID, reason=reason)
-        return PlayedEpisode(self._first.prompt_ids, self._transcript, END_REASON_FAILED, outcome, self._attempt)
+        return PlayedEpisode(self._first.prompt_ids, self._transcript, END_REASON_FAILED, outcome, self.number)
 
     def leave(self) -> None:
-        """Leaves the session, if there is one, to whoever plays on."""
+        """The session, if there is one, is not closed from here: another worker plays on in it, or it is closed already."""
         self._session = ""
 
     async def close(self) -> None:
@@ -138,7 +140,7 @@ class Attempt:
         answer = await self._environment.open(
             OpenRequest(
                 episode_id=self._journal.name if is_shared else start.episode_id,
-                attempt=self._attempt,
+                attempt=self.number,
                 item_json=start.item,
                 seed=start.world_seed,
                 traceparent=start.traceparent,
@@ -304,4 +306,4 @@ class Attempt:
                 f"the episode ended ({end_name(end)}) and the environment gave no reward; return one with its last answer, 0 included"
             )
         outcome = SampleReward(status=REWARD_STATUS_OK, reward=rewards.total, components=rewards.components)
-        return PlayedEpisode(self._first.prompt_ids, self._transcript, end, outcome, self._attempt)
+        return PlayedEpisode(self._first.prompt_ids, self._transcript, end, outcome, self.number)

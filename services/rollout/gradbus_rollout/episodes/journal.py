@@ -6,28 +6,27 @@ takes entries of one player alone, the newest one, and of one attempt: two playe
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from gradbus import crash_points
 from gradbus.buffer import functions
-from gradbus.errors import CorruptRecordError, EnvironmentFaultError, GradbusError, SettingsError, SupersededError
+from gradbus.errors import CorruptRecordError, EnvironmentFaultError, SupersededError
 from gradbus.experience.records import seal, unseal_message
 from gradbus.formats.tokens import pack_ids, unpack_ids
 from gradbus.telemetry import PROCESS, get_logger
 from gradbus.v1.environment_service_pb2 import OpenResponse, StepResponse
 from gradbus.v1.journal_pb2 import DrawnTurn, JournalEntry
 from gradbus.v1.sample_pb2 import Span
+from gradbus_rollout.buffer_wait import BufferWait
 from gradbus_rollout.engines.base import Completion, TokenSpan
 from gradbus_rollout.episodes.gathered import Gathered
 
 _log = get_logger(__name__)
-_RETRY_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +47,16 @@ class _Call:
 class Journals:
     """The journals of a run. Calls of many episodes share their round trips and their syncs."""
 
-    def __init__(self, client: Redis, *, is_read: bool) -> None:
-        """`is_read`: answers of a session that is gone cannot be had again, so they are read; else turns are repeated and compared."""
+    def __init__(self, client: Redis, buffer: BufferWait, *, is_read: bool, is_over: Callable[[], Awaitable[bool]]) -> None:
+        """`is_read`: answers of a session that is gone cannot be had again, so they are read; else turns are repeated and compared.
+
+        `is_over`: whether the run is, so that nobody goes on with its episodes.
+        """
         self._client = client
+        self._buffer = buffer
         self._gathered: Gathered[_Call, Any] = Gathered(self._called)
         self.is_read = is_read
+        self.is_over = is_over
 
     async def take(self, place: JournalPlace, player: str, name: str) -> Journal:
         """The episode's journal, which from now on takes entries of this player alone; the first player's `name` of the episode stays."""
@@ -66,35 +70,25 @@ class Journals:
         return journal
 
     async def ask(self, function: str, place: JournalPlace, *arguments: str | int | bytes) -> Any:
-        """Calls a function of the buffer, and waits as long as the buffer is away or full. Raises SupersededError."""
+        """Calls a function of the buffer, and waits as long as the buffer is away or full. Raises SupersededError and SettingsError."""
         while True:
-            try:
-                return await self._gathered.ask(_Call(function, place, arguments))
-            except _BufferAwayError as error:
-                _log.info("buffer_unreachable", error=str(error))
-                await asyncio.sleep(_RETRY_SECONDS)
+            answer = await self._gathered.ask(_Call(function, place, arguments))
+            if not isinstance(answer, RedisError | OSError):
+                self._buffer.came_back()
+                return answer
+            if str(answer).startswith("FENCED"):
+                raise SupersededError(f"another worker plays this episode ({answer}); its group is not stored from here")
+            await self._buffer.wait(answer)
 
     async def _called(self, calls: Sequence[_Call]) -> Sequence[Any]:
+        """An answer to each call, or its error."""
         try:
             async with self._client.pipeline(transaction=False) as pipe:
                 for call in calls:
                     pipe.fcall(call.function, 1, call.place.key, call.place.n, *call.arguments)
-                answers = await pipe.execute(raise_on_error=False)
+                return await pipe.execute(raise_on_error=False)
         except (RedisError, OSError) as error:
-            return [_BufferAwayError(f"{type(error).__name__}: {error}") for _ in calls]
-        return [_fault(answer) if isinstance(answer, Exception) else answer for answer in answers]
-
-
-class _BufferAwayError(GradbusError):
-    pass
-
-
-def _fault(error: Exception) -> GradbusError:
-    if str(error).startswith("FENCED"):
-        return SupersededError(f"another worker plays this episode ({error}); its group is not stored from here")
-    if isinstance(error, ResponseError) and "Function not found" in str(error):
-        return SettingsError("the buffer lacks the functions of journals; start the stack again, that loads them")
-    return _BufferAwayError(f"{type(error).__name__}: {error}")
+            return [error for _ in calls]
 
 
 @dataclass(slots=True)
@@ -115,6 +109,10 @@ class Journal:
     def is_read(self) -> bool:
         """Whether another player could go on only in the session that is open."""
         return self.journals is not None and self.journals.is_read
+
+    async def is_inherited(self) -> bool:
+        """Whether a player that stops leaves the session to another one: it is read, and the run goes on."""
+        return self.journals is not None and self.journals.is_read and not await self.journals.is_over()
 
     async def begin_anew(self) -> None:
         """The attempt failed: removes its entries. Raises SupersededError, as all methods do."""

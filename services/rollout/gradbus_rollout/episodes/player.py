@@ -7,8 +7,10 @@ the last attempt the sample is masked with the reason: it never has a reward of 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Final
 
+from gradbus.aio.tasks import run_to_end
 from gradbus.errors import EnvironmentFaultError, InvalidItemError
 from gradbus.telemetry import get_logger
 from gradbus_rollout.episodes.attempt import Attempt, PlayerParts
@@ -19,6 +21,8 @@ _log = get_logger(__name__)
 _ATTEMPTS: Final = 3
 _PAUSE_SECONDS: Final = 0.25
 """Before the second attempt; twice as long before each further one."""
+_LEAVE_SECONDS: Final = 5.0
+"""To leave or close a session when the player is stopped: the worker's next run waits for it."""
 
 
 class EpisodePlayer:
@@ -38,28 +42,42 @@ class EpisodePlayer:
             journal = Journal() if journals is None else await journals.take(start.place, start.player, start.episode_id)
             for tried in range(_ATTEMPTS):
                 if tried:
-                    await journal.begin_anew()
                     await asyncio.sleep(_PAUSE_SECONDS * 2 ** (tried - 1))
                 episode = Attempt(self._parts, start, journal)
                 try:
                     return await _played(episode, journal)
                 except EnvironmentFaultError as error:
-                    _log.warning("episode_failed", episode=start.episode_id, attempt=journal.attempt, error=str(error))
+                    _log.warning("episode_failed", episode=start.episode_id, attempt=episode.number, error=str(error))
                     reason = str(error)
             return episode.failed(f"the environment failed in {_ATTEMPTS} attempts: {reason}")
 
 
 async def _played(episode: Attempt, journal: Journal) -> PlayedEpisode:
-    """The episode, after which its session is closed, unless the journal is left to another worker, which goes on in the session."""
+    """The episode, after which its session is closed, unless another worker plays on in it, or may.
+
+    After an EnvironmentFaultError the journal has begun the next attempt.
+    """
     try:
-        return await episode.play()
-    except InvalidItemError as error:
-        return episode.failed(str(error))
+        try:
+            return await episode.play()
+        except InvalidItemError as error:
+            return episode.failed(str(error))
+        except EnvironmentFaultError:
+            await journal.begin_anew()  # before the session is closed: if this worker is fenced, the session is another one's
+            raise
     except EnvironmentFaultError:
         raise
     except BaseException:
-        if journal.is_read:
-            episode.leave()
+        await run_to_end(_left(episode, journal))  # whoever cancels it cancels it again and again
         raise
     finally:
         await episode.close()
+
+
+async def _left(episode: Attempt, journal: Journal) -> None:
+    """Leaves the session to the next worker, or closes it if there will be none."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LEAVE_SECONDS):
+            if not await journal.is_inherited():
+                await episode.close()
+    episode.leave()

@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 
 from redis.exceptions import RedisError
 
 from gradbus import crash_points
 from gradbus.bus import Bus, subjects
+from gradbus.control.runs import WorkerPresence
 from gradbus.experience import GroupStore
-from gradbus.telemetry import get_logger
 from gradbus.v1.group_pb2 import Group
 from gradbus.v1.task_pb2 import GroupsSampled, Task, TaskKind
-
-_log = get_logger(__name__)
-_RETRY_SECONDS = 0.5
+from gradbus_rollout.buffer_wait import BufferWait
 
 
 class GroupPublisher:
     """Publishes the groups of one worker for one run."""
 
-    def __init__(self, bus: Bus, groups: GroupStore, run_id: str, worker: str) -> None:
+    def __init__(self, bus: Bus, groups: GroupStore, run_id: str, presence: WorkerPresence) -> None:
         self._bus = bus
         self._groups = groups
         self._run_id = run_id
-        self._worker = worker
+        self._worker = presence.worker
+        self._buffer = BufferWait(presence)
 
     async def publish(self, task: Task, groups: Sequence[Group]) -> None:
-        """Writes the groups, waiting for as long as the buffer is away. The message afterwards is only a hint and may be lost."""
+        """Writes the groups, waiting for as long as the buffer is away or full. The message afterwards is only a hint and may be lost.
+
+        Raises SettingsError if the buffer refuses them for ever.
+        """
         if not groups:
             return
         crash_points.reached("before-put")
@@ -40,8 +41,8 @@ class GroupPublisher:
                     await self._groups.put_evaluation(task.version, groups)
                 break
             except (RedisError, OSError) as error:
-                _log.info("buffer_unreachable", run_id=self._run_id, error=f"{type(error).__name__}: {error}")
-                await asyncio.sleep(_RETRY_SECONDS)
+                await self._buffer.wait(error)
+        self._buffer.came_back()
         crash_points.reached("after-put")
         hint = GroupsSampled(
             run_id=self._run_id,
