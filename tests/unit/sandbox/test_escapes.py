@@ -193,6 +193,8 @@ class Host:
     folder: Path
     name: str
     listener: socket.socket
+    others: frozenset
+    """Children that the process had before, of other tests."""
 
     def command(self, code, **options):
         code = code.replace("VICTIM", repr(str(self.folder / "victim"))).replace("SERVICE", str(os.getpid())).replace("NAME", self.name)
@@ -205,10 +207,10 @@ class Host:
         return files, left, self.processes(), len(os.listdir("/proc/self/fd"))
 
     def processes(self):
-        """Those that still run the command, wherever they are, and the children of the test."""
+        """Those that still run the command, wherever they are, and the test's own children."""
         processes = psutil.process_iter(["cmdline"])
         found = [one.pid for one in processes if any(self.name in part for part in one.info["cmdline"] or ())]
-        return found, [child.pid for child in psutil.Process().children(recursive=True)]
+        return found, [child.pid for child in psutil.Process().children(recursive=True) if child.pid not in self.others]
 
     async def until(self, holds):
         """Waits until it holds of those that run the command."""
@@ -227,7 +229,8 @@ def host(monkeypatch):
         victim.write_text("content")
         victim.chmod(0o666)
         listener.settimeout(0)
-        yield Host(Path(folder), uuid.uuid4().hex, listener)
+        others = frozenset(child.pid for child in psutil.Process().children(recursive=True))
+        yield Host(Path(folder), uuid.uuid4().hex, listener, others)
 
 
 @pytest.mark.parametrize("attempt", ATTEMPTS)
@@ -287,7 +290,7 @@ async def test_a_caller_that_gives_up_leaves_no_process(host):
 async def test_when_the_launcher_is_killed_the_kernel_ends_the_rest(host):
     task = asyncio.ensure_future(run_command(host.command("os.fork(); time.sleep(600)", seconds=60), "namespaces"))
     await host.until(lambda found: len(found) > 1)
-    psutil.Process().children()[0].kill()
+    next(child for child in psutil.Process().children() if child.pid not in host.others).kill()
     with pytest.raises(Exception, match="ended without an answer"):
         await task
     await host.until(lambda found: not found)

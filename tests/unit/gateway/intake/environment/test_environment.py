@@ -60,7 +60,7 @@ async def test_tools_of_an_mcp_server_give_no_rewards_so_a_run_needs_a_scorer(fa
         ({"service": "ftp://env/x"}, "environment.service: not the address of an environment"),
         ({"source": SOURCE, "agent": "pull"}, "environment: an environment has exactly one source"),
         ({"agent": "push"}, "environment.agent: not the address of an agent"),
-        ({"service": "mcp+stdio://env"}, "environment.service: not the address of an environment"),
+        ({"service": "mcp+pipe://env"}, "environment.service: not the address of an environment"),
         ({"source": SOURCE, "max_tokens": 7}, "environment.max_tokens: an episode has room for its first turn"),
         ({"source": SOURCE, "max_turn": 7}, "did you mean"),
     ],
