@@ -1,6 +1,6 @@
 """Which callers live. Each holds a call open, and when its process dies the kernel ends the connection, and the call with it.
 
-A caller that is slow, or stopped for a while, is not taken for dead: its connection stays.
+A caller that is slow, or stands still for less than the server's ping waits (80 s), is not taken for dead: its connection stays.
 """
 
 from __future__ import annotations
@@ -48,9 +48,10 @@ class LiveCallers:
             caller.gone_at = time.monotonic() + patience
 
     def note(self, name: str) -> None:
-        """One that may hold a call soon, or may be gone before it does."""
+        """One that just made another call: it lives, whether or not it holds one, and may be gone before it does."""
         if name:
-            self._callers.setdefault(name, _Caller(gone_at=time.monotonic() + _PAUSED_SECONDS))
+            caller = self._callers.setdefault(name, _Caller())
+            caller.gone_at = max(caller.gone_at, time.monotonic() + _PAUSED_SECONDS)
 
     def take_gone(self) -> frozenset[str]:
         """The callers that are gone since the last time."""

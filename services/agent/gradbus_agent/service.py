@@ -85,6 +85,7 @@ class AgentService(EnvironmentServiceServicer):
         if episode is None:
             reply = Reply("unknown_session", "the service does not know this session; open the episode again and repeat its turns")
         else:
+            self._live.note(episode.worker)
             async with _held(episode):
                 reply = await episode.step(request, _seconds(context))
         count_reply("step", reply)

@@ -90,6 +90,10 @@ class OpenRun:
             if not shared.users:
                 del self._opening[episode]
 
+    def worker_of(self, session: str) -> str:
+        """Who plays a session of this run; empty if nothing is known of its life."""
+        return self._sessions[session].worker
+
     async def step(self, name: str, move: Move, seconds: float) -> Answer:
         """The answer to a move: the next one, or the last one again."""
         entry = self._sessions[name]

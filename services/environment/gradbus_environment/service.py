@@ -82,8 +82,9 @@ class EnvironmentService(EnvironmentServiceServicer):
         async with self._registry.of_session(request.run_id, request.session) as run:
             answer = Answer("unknown_session", "the service does not know this session; open the episode again and repeat its turns")
             if run is not None:
+                self._live.note(run.worker_of(request.session))
                 _, answer = await _answered("step", run, context, stepped)
-                crash_points.reached("before-answer")
+                crash_points.reached("step-done")
         count_answer("step", answer.status)
         return step_message(answer)
 

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "ledger"
 PLANTED = str(Path(__file__).parents[1] / "planted.py")
-POINTS = ("episode-opened", "mid-draw", "turn-drawn", "turn-answered", "before-put", "after-put")
+POINTS = ("after-opened", "mid-draw", "after-drawn", "after-answered", "before-put", "after-put")
 """Of a rollout worker: a session is there; other turns are being drawn; a call has no result yet; a result is not kept yet; a group is
 whole and not in the buffer; it is there and nobody knows."""
 VICTIMS = ("rollout-0", "environment", "conductor", "buffer", "nats", "reward", "trainer-0")
@@ -169,7 +169,7 @@ async def test_no_number_of_rollouts_and_environment_services_changes_a_bit(stac
 @pytest.mark.slow
 async def test_an_environment_service_that_dies_with_an_answer_changes_no_bit(stack_of, looking_up, calm, tmp_path):
     """It has computed what a call says, and nobody was told."""
-    faults = {"environment": {"GRADBUS_CRASH_POINT": "before-answer:30,200", "GRADBUS_CRASH_DIR": str(tmp_path)}}
+    faults = {"environment": {"GRADBUS_CRASH_POINT": "step-done:30,200", "GRADBUS_CRASH_DIR": str(tmp_path)}}
     async with stack_of(1, environment_overrides=faults) as stack:
         assert await played(stack, looking_up(SHORT)) == await calm.of(SHORT)
-    assert {marker.name for marker in tmp_path.glob("before-answer-*")} == {"before-answer-30", "before-answer-200"}
+    assert {marker.name for marker in tmp_path.glob("step-done-*")} == {"step-done-30", "step-done-200"}

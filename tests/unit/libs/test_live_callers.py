@@ -53,6 +53,24 @@ async def test_one_that_only_opened_is_gone_if_it_never_holds_a_call(live):
     assert live.take_gone() == {"a"}
 
 
+async def test_one_that_makes_other_calls_lives_without_a_call_that_it_holds(live):
+    for _ in range(4):
+        live.note("a")
+        await asyncio.sleep(0.15)
+        assert live.take_gone() == set()
+    await asyncio.sleep(0.2)
+    assert live.take_gone() == {"a"}
+
+
+async def test_one_that_ends_after_its_other_calls_is_gone_as_soon_as_any(live):
+    holding = asyncio.create_task(live.hold("a"))
+    await asyncio.sleep(0.02)
+    live.note("a")
+    holding.cancel()
+    await asyncio.sleep(0.08)
+    assert live.take_gone() == {"a"}
+
+
 async def test_the_end_answers_all_calls(live, monkeypatch):
     monkeypatch.setattr(module, "HELD_SECONDS", 60.0)
     holding = asyncio.create_task(live.hold("a"))

@@ -148,7 +148,6 @@ class Attempt:
                 resume=resume,
             )
         )
-        crash_points.reached("episode-opened")
         self._session = answer.session
         return answer
 
@@ -223,9 +222,7 @@ class Attempt:
     async def _answer(self, turn: Turn, end: EndReason, began: int) -> StepResponse:
         """The environment's answer to the newest turn, which keeps it; drawing began then, in nanoseconds since 1970."""
         drawn = time.time_ns()
-        crash_points.reached("turn-drawn")
         answer = await self._step(self._request(len(self._transcript.turns) - 1, self._told(turn), end))
-        crash_points.reached("turn-answered")
         self._transcript.times.append(TurnTimes(began, drawn, time.time_ns(), turn.end - turn.start, turn.finish))
         turn.messages.extend(answer.messages)
         turn.state_digest = answer.state_digest

@@ -69,12 +69,17 @@ class EnvironmentClient:
     """Names this process while it serves this run: a worker that is started again is another one."""
 
     async def keep_alive(self) -> None:
-        """Tells the service, for ever, that this process lives: it notices within seconds when the process dies."""
+        """Tells the service, for ever, that this process lives: the call ends with the process."""
         request = KeepAliveRequest(worker=self.worker)
+        failed: StatusCode | None = None
         while True:
             try:
                 await self.stub.KeepAlive(request, timeout=2 * HELD_SECONDS, wait_for_ready=True)
-            except AioRpcError:
+                failed = None
+            except AioRpcError as error:
+                if error.code() is not failed:
+                    _log.warning("keep_alive_failed", run_id=self.record.run_id, error=self._described(error))
+                failed = error.code()
                 await asyncio.sleep(_RETRY_SECONDS)
 
     async def describe(self) -> DescribeResponse:
@@ -120,7 +125,10 @@ class EnvironmentClient:
             if answer.status == ENVIRONMENT_STATUS_OK:
                 return answer
             if answer.status == ENVIRONMENT_STATUS_UNKNOWN_SESSION:
-                raise SessionLostError("the environment service was started again; the episode is opened again")
+                raise SessionLostError(
+                    "the environment service has no such session: it was started again, closed the session as idle, or gave the episode "
+                    "to another worker"
+                )
             if answer.status != ENVIRONMENT_STATUS_ERROR:
                 raise InvalidItemError(answer.reason or "the environment cannot judge this item")
             if not answer.is_away:

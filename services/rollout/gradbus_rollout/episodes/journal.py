@@ -164,12 +164,11 @@ class Journal:
         return entry
 
     async def _write(self, entry: JournalEntry) -> None:
-        if self.journals is None:
-            return
-        record = seal(entry.SerializeToString())
-        await self.journals.ask(functions.RECORD, self.place, self.player, self.attempt, self._next, record)
-        self._next += 1
-        PROCESS.count("gradbus.journal.entries", 1, {"gradbus.journal.use": "written"})
+        if self.journals is not None:
+            record = seal(entry.SerializeToString())
+            await self.journals.ask(functions.RECORD, self.place, self.player, self.attempt, self._next, record)
+            self._next += 1
+            PROCESS.count("gradbus.journal.entries", 1, {"gradbus.journal.use": "written"})
         crash_points.reached(f"after-{entry.WhichOneof('entry')}")
 
 
