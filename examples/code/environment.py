@@ -34,7 +34,9 @@ class Environment:
             path: relative, such as solution.py
             content: the whole file
         """
-        self.files[path] = content
+        files = {**self.files, path: content}
+        self.sandbox.check(files)  # what no sandbox takes is told to the policy, and does not fail the reward
+        self.files = files
         return "written"
 
     def execute(self, command: list[str]) -> dict[str, Any]:

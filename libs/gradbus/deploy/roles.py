@@ -111,6 +111,7 @@ ROLES: Final[Mapping[str, Role]] = {
                 "GRADBUS_ALLOW_UNISOLATED_NETWORK",
                 "GRADBUS_CHILDREN",
                 "GRADBUS_MAX_CHILDREN",
+                "GRADBUS_MAX_MCP_PROCESSES",
                 "GRADBUS_MAX_SANDBOXES",
                 "GRADBUS_MCP_COMMANDS",
                 "GRADBUS_SESSION_SECONDS",

@@ -8,11 +8,9 @@ from collections.abc import AsyncIterator, Container
 from contextlib import asynccontextmanager
 from typing import Final
 
-from gradbus.sandbox.budget import ProcessBudget
 from gradbus.telemetry import get_logger
 from gradbus_environment.runs import OpenRun
-from gradbus_environment.worlds.factory import WorldSettings, create_world, read_section
-from gradbus_environment.worlds.sandboxes import Sandboxes
+from gradbus_environment.worlds.factory import Capacity, WorldSettings, create_world, read_section
 
 _log = get_logger(__name__)
 IDLE_SECONDS: Final = 20.0
@@ -22,12 +20,11 @@ IDLE_SECONDS: Final = 20.0
 class Registry:
     """Makes the environment of a run at its first call, and closes it when it is idle."""
 
-    def __init__(self, settings: WorldSettings, *, max_children: int, max_sandboxes: int, session_seconds: float) -> None:
-        """`max_children`, `max_sandboxes`: of all runs together. `session_seconds`: how long a session without a call is kept."""
+    def __init__(self, settings: WorldSettings, capacity: Capacity, session_seconds: float) -> None:
+        """`session_seconds`: how long a session without a call is kept."""
         self._settings = settings
         self._session_seconds = session_seconds
-        self._budget = ProcessBudget(max_children)
-        self._sandboxes = Sandboxes(max_sandboxes)
+        self._capacity = capacity
         self._runs: dict[tuple[str, str], OpenRun] = {}
         """By run and its `[environment]` section."""
 
@@ -37,7 +34,7 @@ class Registry:
         key = run_id, environment_json
         if key not in self._runs:
             section = read_section(environment_json)
-            self._runs[key] = OpenRun(section, create_world(section, self._settings, self._budget, self._sandboxes))
+            self._runs[key] = OpenRun(section, create_world(section, self._settings, self._capacity))
         async with _used(self._runs[key]) as run:
             yield run
 

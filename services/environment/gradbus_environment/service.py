@@ -113,7 +113,8 @@ async def _answered(
                 return await ask(run, min(run.section.step_seconds, max(seconds, 0.0)))
     except TimeoutError:
         return "", Answer.away(
-            f"the environment was too busy to answer within {seconds:.1f} s; make it faster, raise GRADBUS_CHILDREN or lower rollout.slots"
+            f"the environment was too busy to answer within {seconds:.1f} s; make it faster, raise GRADBUS_CHILDREN (or"
+            " GRADBUS_MAX_SANDBOXES, if it executes commands) or lower rollout.slots"
         )
     except Exception as error:  # noqa: BLE001 - the boundary of one call: the run that met this fault is told, and others go on
         _log.exception("environment_broke")
@@ -134,12 +135,7 @@ async def serve(settings: EnvironmentSettings, process: Process) -> None:
     """Serves until the process is asked to stop, then finishes the calls in flight."""
     if settings.python_environments:
         await _log_confinement(allow_network=settings.allow_unisolated_network)
-    registry = Registry(
-        settings.worlds,
-        max_children=settings.max_children,
-        max_sandboxes=settings.max_sandboxes,
-        session_seconds=settings.session_seconds,
-    )
+    registry = Registry(settings.worlds, settings.capacity, settings.session_seconds)
     server, live = RpcServer(settings.rpc), LiveCallers(_LOST_SECONDS)
     add_EnvironmentServiceServicer_to_server(EnvironmentService(registry, live), server.server)
     await server.start()

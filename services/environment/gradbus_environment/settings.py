@@ -5,10 +5,12 @@ from __future__ import annotations
 from pydantic import Field
 
 from gradbus.process import ProcessSettings
+from gradbus.sandbox.budget import ProcessBudget
 from gradbus.user_services.addresses import ENVIRONMENT, AddressPolicy
-from gradbus_environment.worlds.factory import WorldSettings
+from gradbus_environment.worlds.factory import Capacity, WorldSettings
 from gradbus_environment.worlds.mcp_stdio import McpCommand
 from gradbus_environment.worlds.python import ChildSettings
+from gradbus_environment.worlds.sandboxes import Sandboxes
 
 
 class EnvironmentSettings(ProcessSettings):
@@ -20,6 +22,7 @@ class EnvironmentSettings(ProcessSettings):
     children: int = Field(2, ge=1, description="Processes of one run's Python environment that its sessions share.")
     max_children: int = Field(32, ge=1, description="Processes of all runs' Python environments; at the limit, starts wait.")
     max_sandboxes: int = Field(4, ge=1, description="Commands of all runs' Python environments at once; others wait.")
+    max_mcp_processes: int = Field(32, ge=1, description="Processes of all runs' MCP servers over stdio; beyond it episodes wait.")
     mcp_commands: dict[str, McpCommand] = Field(
         default_factory=dict, description='MCP servers over stdio by name, as JSON: {"files": {"command": ["/opt/x/server"], "paths": []}}.'
     )
@@ -35,3 +38,8 @@ class EnvironmentSettings(ProcessSettings):
             children=ChildSettings(self.children, self.allow_unisolated_network),
             mcp_commands=self.mcp_commands,
         )
+
+    @property
+    def capacity(self) -> Capacity:
+        """What the environments of all runs share, made anew at each call."""
+        return Capacity(ProcessBudget(self.max_children), ProcessBudget(self.max_mcp_processes), Sandboxes(self.max_sandboxes))

@@ -6,14 +6,16 @@ import json
 import psutil
 import pytest
 
+from gradbus.sandbox.budget import ProcessBudget
 from gradbus.user_services.addresses import ENVIRONMENT, AddressPolicy
 from gradbus.v1 import environment_service_pb2 as pb
 from gradbus_environment import registry as registry_module
 from gradbus_environment import runs
 from gradbus_environment.contract import Move, Opening
 from gradbus_environment.registry import Registry
-from gradbus_environment.worlds.factory import WorldSettings
+from gradbus_environment.worlds.factory import Capacity, WorldSettings
 from gradbus_environment.worlds.python import ChildSettings
+from gradbus_environment.worlds.sandboxes import Sandboxes
 
 SOURCE = json.dumps({"source": "class Environment:\n    def reset(self, item, seed):\n        self.n = 0\n\n    def step(self, text):\n"
                      "        self.n += 1\n        return {'message': str(self.n)}\n"})  # fmt: skip
@@ -27,7 +29,8 @@ async def registry():
     def make(*, max_children=8, session_seconds=900.0, children=2):
         policy = AddressPolicy((), True, ENVIRONMENT)
         settings = WorldSettings(policy, python=True, children=ChildSettings(children, allow_unisolated_network=True))
-        made.append(Registry(settings, max_children=max_children, max_sandboxes=4, session_seconds=session_seconds))
+        capacity = Capacity(ProcessBudget(max_children), ProcessBudget(1), Sandboxes(1))
+        made.append(Registry(settings, capacity, session_seconds))
         return made[-1]
 
     yield make

@@ -11,13 +11,15 @@ import time
 import psutil
 import pytest
 
+from gradbus.sandbox.budget import ProcessBudget
 from gradbus.user_services.addresses import ENVIRONMENT, AddressPolicy
 from gradbus.v1 import environment_service_pb2 as pb
 from gradbus_environment import registry as registry_module
 from gradbus_environment.contract import Move, Opening
 from gradbus_environment.registry import Registry
-from gradbus_environment.worlds.factory import WorldSettings
+from gradbus_environment.worlds.factory import Capacity, WorldSettings
 from gradbus_environment.worlds.python import ChildSettings
+from gradbus_environment.worlds.sandboxes import Sandboxes
 
 OK, ERROR = pb.ENVIRONMENT_STATUS_OK, pb.ENVIRONMENT_STATUS_ERROR
 TURNS = 4
@@ -95,7 +97,7 @@ async def registry(monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     policy = AddressPolicy((), True, ENVIRONMENT)
     settings = WorldSettings(policy, python=True, children=ChildSettings(2, allow_unisolated_network=True))
-    made = Registry(settings, max_children=8, max_sandboxes=4, session_seconds=900.0)
+    made = Registry(settings, Capacity(ProcessBudget(8), ProcessBudget(1), Sandboxes(1)), 900.0)
     yield made
     await made.end()
 

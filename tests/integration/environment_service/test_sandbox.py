@@ -215,5 +215,7 @@ async def test_the_example_pays_what_solves_the_hidden_examples_and_nothing_else
         await world.step(0, "", ("write", {"path": "solution.py", "content": program}))
         tested = (await world.step(1, "", ("test", {}))).messages[0].content
         assert tested.count(": right") == (len(item["shown"]) if expected else 0)
-        answer = await world.step(2, "done", end_reason="max_turns")
+        refused = await world.step(2, "", *[("write", {"path": path, "content": ""}) for path in ("../x", "solution.py/x", "a" * 300)])
+        assert all("tool_failed" in one for one in said(refused))
+        answer = await world.step(3, "done", end_reason="max_turns")
         assert (answer.reward, answer.components["solved"]) == (expected, expected)

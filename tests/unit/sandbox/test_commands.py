@@ -10,7 +10,7 @@ import pytest
 from gradbus.sandbox import seccomp
 from gradbus.sandbox.commands import restrictions, run
 from gradbus.sandbox.commands.request import Command, CommandError, Outcome, read_command, read_outcome
-from gradbus.sandbox.commands.run import NoSandboxError, SandboxError, found_level, run_command
+from gradbus.sandbox.commands.run import SandboxError, found_level, run_command
 
 namespaces = pytest.mark.skipif(asyncio.run(found_level())[0] is None, reason="this kernel gives no namespaces")
 
@@ -145,17 +145,15 @@ async def test_a_machine_without_namespaces_and_bubblewrap_says_what_to_do(monke
 )
 @namespaces
 async def test_a_sandbox_that_breaks_is_no_outcome_and_may_be_there_later(monkeypatch, change, reason):
-    with pytest.raises(SandboxError, match=reason) as raised:
+    with pytest.raises(SandboxError, match=reason):
         await without(monkeypatch, change)
-    assert not isinstance(raised.value, NoSandboxError)
     with pytest.raises(SandboxError, match=reason):
         await run_command(Command(("true",)), "namespaces")
 
 
 async def test_a_kernel_that_has_no_process_left_may_have_one_later(monkeypatch):
-    with pytest.raises(SandboxError, match="no sandbox for now: Resource temporarily unavailable") as raised:
+    with pytest.raises(SandboxError, match="no sandbox for now: Resource temporarily unavailable"):
         await without(monkeypatch, "_CLONE = dict.fromkeys(launch._CLONE, 1 << 20); launch.ctypes.get_errno = lambda: 11")
-    assert not isinstance(raised.value, NoSandboxError)
 
 
 @namespaces

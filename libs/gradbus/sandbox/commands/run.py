@@ -30,15 +30,18 @@ _MORE_SECONDS: Final = 20.0
 
 
 class SandboxError(UserCodeError):
-    """There is no sandbox, or it broke: the command's code is not the cause."""
+    """A sandbox broke, or there is none for now: the command's code is not the cause."""
 
 
-class NoSandboxError(SandboxError):
+class NoSandboxError(UserCodeError):
     """This machine gives no such sandbox, now or later."""
 
 
 async def run_command(command: Command, level: Level) -> Outcome:
-    """What came of the command. No process of it is left afterwards, also when the caller is cancelled. Raises SandboxError."""
+    """What came of the command. No process of it is left afterwards, also when the caller is cancelled.
+
+    Raises SandboxError and NoSandboxError.
+    """
     process = await _launched(level)
     try:
         async with asyncio.timeout(command.longest + _MORE_SECONDS):
@@ -74,7 +77,7 @@ async def found_level(levels: Sequence[Level] = LEVELS) -> tuple[Level | None, s
     for level in levels:
         try:
             outcome = await run_command(Command(("python", "-c", "print(6 * 7)")), level)
-        except SandboxError as error:
+        except (SandboxError, NoSandboxError) as error:
             reasons.append(str(error))
             may_pass = may_pass or not isinstance(error, NoSandboxError)
             continue

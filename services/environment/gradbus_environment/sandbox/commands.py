@@ -59,13 +59,26 @@ class Sandbox:
             raise FaultError('self.sandbox executes nothing in this run; set sandbox = "namespaces" in [environment]')
         if isinstance(command, str):
             raise CommandError('a command is a list of texts, such as ["python", "main.py"]')
-        contents = {path: _bytes(content) for path, content in (files or {}).items()}
-        asked = Command(tuple(command), contents, _bytes(stdin), seconds, memory_mib, keep).document()
-        read_command(json.loads(json.dumps(asked)))  # what the service would refuse is refused here
+        asked = _checked(Command(tuple(command), _contents(files or {}), _bytes(stdin), seconds, memory_mib, keep))
         said = self._ask(asked)
         if "refused" in said:
             raise CommandError(str(said["refused"]))
         return _result(read_outcome(said["outcome"]))
+
+    def check(self, files: Mapping[str, Content]) -> None:
+        """Raises ValueError if no sandbox takes `files`: for tools by which the policy writes one, so that `reward` cannot fail later."""
+        _checked(Command(("true",), _contents(files)))
+
+
+def _checked(command: Command) -> Document:
+    """As JSON. What the service would refuse is refused here."""
+    asked = command.document()
+    read_command(json.loads(json.dumps(asked)))
+    return asked
+
+
+def _contents(files: Mapping[str, Content]) -> dict[str, bytes]:
+    return {path: _bytes(content) for path, content in files.items()}
 
 
 def _result(outcome: Outcome) -> Result:

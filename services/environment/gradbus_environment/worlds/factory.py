@@ -42,15 +42,24 @@ def read_section(environment_json: str) -> EnvironmentSpec:
         raise EnvironmentRefusedError(f"the run's environment section is not valid: {fault}; submit the run again") from error
 
 
-def create_world(section: EnvironmentSpec, settings: WorldSettings, budget: ProcessBudget, sandboxes: Sandboxes) -> World:
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What the environments of all runs share."""
+
+    children: ProcessBudget
+    mcp_processes: ProcessBudget
+    sandboxes: Sandboxes
+
+
+def create_world(section: EnvironmentSpec, settings: WorldSettings, capacity: Capacity) -> World:
     """The world of a section. Raises EnvironmentRefusedError."""
     if section.source is not None:
         if not settings.python:
             raise EnvironmentRefusedError(
                 "python environments are off here; set GRADBUS_PYTHON_ENVIRONMENTS=true, or use a service of your own"
             )
-        commands = Commands(sandboxes, section.sandbox) if section.sandbox else None
-        return PythonWorld(section.source, settings.children, budget, commands)
+        commands = Commands(capacity.sandboxes, section.sandbox) if section.sandbox else None
+        return PythonWorld(section.source, settings.children, capacity.children, commands)
     if section.service is not None and section.service.startswith(("http://", "https://")):
         return HttpWorld(section.service, settings.addresses)
     if section.service is not None and section.service.startswith(OPENENV):
@@ -64,5 +73,5 @@ def create_world(section: EnvironmentSpec, settings: WorldSettings, budget: Proc
         if name not in settings.mcp_commands:
             known = ", ".join(settings.mcp_commands) or "none"
             raise EnvironmentRefusedError(f"the operator names no MCP server {name[:80]!r} in GRADBUS_MCP_COMMANDS; known: {known}")
-        return McpWorld(McpOverStdio(name, settings.mcp_commands[name], sandboxes, budget))
+        return McpWorld(McpOverStdio(name, settings.mcp_commands[name], capacity.sandboxes, capacity.mcp_processes))
     raise EnvironmentRefusedError("the run's environment section has neither a source nor a service of a known kind; fix it")

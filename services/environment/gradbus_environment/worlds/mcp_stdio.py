@@ -45,7 +45,7 @@ class McpOverStdio:
     async def connect(self) -> _Connection:
         """Raises BusyServiceError if there is no room for another process, UserCodeError if it cannot be started."""
         if not self._budget.has_room:
-            raise BusyServiceError(f"there is no room for another process of {self.name}; raise GRADBUS_MAX_CHILDREN", _UNAVAILABLE)
+            raise BusyServiceError(f"there is no room for another process of {self.name}; raise GRADBUS_MAX_MCP_PROCESSES", _UNAVAILABLE)
         await self._budget.acquire(self)
         try:
             level = await self._sandboxes.level("namespaces")
@@ -65,7 +65,7 @@ class McpOverStdio:
         """Ends all processes."""
         await asyncio.gather(*(connection.end() for connection in list(self._connections)))
 
-    async def forget(self, connection: _Connection) -> None:
+    def forget(self, connection: _Connection) -> None:
         """The connection has ended its process."""
         if connection in self._connections:
             self._connections.remove(connection)
@@ -101,8 +101,10 @@ class _Connection:
 
     async def end(self) -> None:
         """Ends the process, with all that it started."""
-        await end_process(self._process)
-        await self._server.forget(self)
+        try:
+            await end_process(self._process)
+        finally:  # also if the caller gives up: then it was killed
+            self._server.forget(self)
 
     async def _refuse(self, asked: Document) -> None:
         """Nothing is offered to a server; a ping is answered."""

@@ -12,6 +12,7 @@ import structlog
 from gradbus.sandbox.commands.request import CommandError, Outcome, read_command
 from gradbus.sandbox.commands.run import LEVELS, Level, found_level, run_command
 from gradbus_environment.contract import Document, EnvironmentRefusedError
+from gradbus_environment.worlds.turnstile import Places
 
 _LEFT_SECONDS = 3.0
 """Of a call, for what comes after a command that has used up the rest."""
@@ -21,10 +22,10 @@ _log = structlog.get_logger(__name__)
 
 
 class Sandboxes:
-    """Runs at most `limit` commands of all runs at once; others wait in turn."""
+    """Runs at most `limit` commands of all runs at once."""
 
     def __init__(self, limit: int) -> None:
-        self.places = asyncio.Semaphore(limit)
+        self.places = Places(limit)
         self._finding = asyncio.Lock()
         self._levels: dict[str, Level] = {}
 
@@ -78,7 +79,7 @@ class Commands:
             return {"outcome": Outcome("time", -signal.SIGKILL).document()}
         command = replace(command, wall_seconds=min(wall, command.longest))
         limit.reschedule(None)
-        async with self._sandboxes.places:
+        async with self._sandboxes.places.taken(self):
             limit.reschedule(now() + remaining)
             outcome = await run_command(command, await self.level())
         return {"outcome": outcome.document()}

@@ -9,8 +9,11 @@ import grpc
 import psutil
 import pytest
 
+from gradbus.sandbox.budget import ProcessBudget
 from gradbus.sandbox.commands.run import found_level
 from gradbus.v1 import environment_service_pb2 as pb
+from gradbus_environment.worlds.mcp_stdio import McpCommand, McpOverStdio
+from gradbus_environment.worlds.sandboxes import Sandboxes
 
 OK, ERROR = pb.ENVIRONMENT_STATUS_OK, pb.ENVIRONMENT_STATUS_ERROR
 HAS_NAMESPACES = asyncio.run(found_level())[0] is not None
@@ -125,7 +128,7 @@ def service_settings():
         "greedy": {"command": ["python", "-c", "x = [bytearray(1 << 20) for _ in range(1000)]; input()"], "memory_mib": 64},
         "absent": {"command": ["/opt/no/such/program"]},
     }
-    return {"GRADBUS_MCP_COMMANDS": json.dumps(commands | own), "GRADBUS_MAX_CHILDREN": "6"}
+    return {"GRADBUS_MCP_COMMANDS": json.dumps(commands | own), "GRADBUS_MAX_MCP_PROCESSES": "6", "GRADBUS_MAX_CHILDREN": "1"}
 
 
 @pytest.fixture(params=["http", pytest.param("stdio", marks=stdio)])
@@ -367,6 +370,8 @@ async def test_a_killed_command_is_an_error_and_no_more_than_there_is_room_for_a
     worlds = [episode({"service": "mcp+stdio://sums", "step_seconds": 20.0}, run_id="room") for _ in range(7)]
     opened = [await world.open(f"room.{n}") for n, world in enumerate(worlds)]
     assert [(one.status, one.is_away) for one in opened] == [(OK, False)] * 6 + [(ERROR, True)]
+    python = episode("class Environment:\n    def reset(self, item, seed):\n        pass", run_id="python")
+    assert (await python.open("python.0")).status == OK, "it has a place of its own"
     stuck = asyncio.ensure_future(worlds[0].step(0, "", ("add", {"answer": 60.0})))
     await asyncio.sleep(0.5)
     for process in started(service):
@@ -377,6 +382,19 @@ async def test_a_killed_command_is_an_error_and_no_more_than_there_is_room_for_a
         await world.close()
     assert started(service) == []
     assert (await worlds[6].open("room.6", attempt=1)).status == OK
+
+
+@stdio
+async def test_an_end_that_is_given_up_gives_its_place_back():
+    budget = ProcessBudget(1)
+    server = McpOverStdio("sums", McpCommand(tuple(spoken()["command"])), Sandboxes(1), budget)
+    ending = asyncio.ensure_future((await server.connect()).end())
+    await asyncio.sleep(0)
+    assert not budget.has_room
+    ending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    assert budget.has_room
 
 
 @stdio
