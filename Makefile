@@ -44,7 +44,7 @@ demo: $(VENV)/.installed-demo  ## a language model learns to add, in under three
 demo-tools: $(VENV)/.installed-demo  ## a language model learns to use a calculator; DEMO="--tool off": without its help
 	@python examples/calculator/demo_tools.py $(DEMO)
 
-demo-faults: $(VENV)/.installed-demo  ## a language model learns by a tool that fails, to the same bits; DEMO="--tool off": without its help
+demo-faults: $(VENV)/.installed-demo  ## a language model learns by a tool that fails, and is compared with a run without faults; DEMO="--tool off": without its help
 	@python examples/ledger/demo_faults.py $(DEMO)
 
 test: $(VENV)/.installed-dev  ## every test but the long ones

@@ -59,9 +59,9 @@ BOUNDS: Final[dict[str, float]] = {
     "conductor: lines a sample": 58,
     "conductor: calls a sample": 7,
     # Beside those of its samples: its task, its place in the schedule, its entry, the verdict by the estimator. Whether it may have a
-    # journal, and whether its run counts masked samples: four lines.
+    # journal, and whether its run counts masked samples: four lines and a call.
     "conductor: lines a group of four": 443,
-    "conductor: calls a group of four": 90,
+    "conductor: calls a group of four": 92,
     # The task with all four groups.
     "conductor: messages a step of four groups": 1,
     # One MGET and one call of the function that appends, which reads the term and for each group sets a bit, appends and deletes.

@@ -26,6 +26,7 @@ def run_id_of(client):
     return found[0]["id"]
 
 
+@pytest.mark.slow  # the next one has deaths, and the tests of the SDKs cut connections
 async def test_a_run_ends_whoever_leaves_or_dies(stack_of, tmp_path_factory):
     game = make_game(tmp_path_factory.mktemp("game"))
     async with stack_of(2) as stack:
