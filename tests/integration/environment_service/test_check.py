@@ -150,6 +150,7 @@ def test_a_server_that_could_call_itself_seeded_is_told_so(check, serve_json):
     assert '"determinism": "seeded"' in report.notes[0]
 
 
+@pytest.mark.slow  # it waits twice for a server that may be starting
 def test_nobody_at_the_address_is_a_problem(check, free_port):
     report = check({"service": f"http://127.0.0.1:{free_port()}/world"})
     assert "it cannot be used" in report.problems[0]

@@ -184,6 +184,7 @@ ATTEMPTS = {
     **{f"change: {name}": (code, "Read-only|PermissionError") for name, code in CHANGES.items()},
     **BOUNDS,
 }
+EVERY_SECOND = [pytest.param(name, marks=pytest.mark.slow if at % 2 else ()) for at, name in enumerate(ATTEMPTS)]
 
 
 @dataclasses.dataclass
@@ -233,7 +234,7 @@ def host(monkeypatch):
         yield Host(Path(folder), uuid.uuid4().hex, listener, others)
 
 
-@pytest.mark.parametrize("attempt", ATTEMPTS)
+@pytest.mark.parametrize("attempt", EVERY_SECOND)
 async def test_an_attempt_fails_and_everything_outside_is_as_before(host, attempt):
     code, expected = ATTEMPTS[attempt]
     before = host.state()
