@@ -16,6 +16,7 @@ def dynamic_spec(example):
     return smoke_spec(example, schedule=schedule)
 
 
+@pytest.mark.slow
 async def test_kills_change_no_bit_of_a_run_that_replaces_filtered_groups(stack_of, dynamic_spec):
     async with stack_of(2) as stack:
         calm = await train(stack, dynamic_spec)

@@ -135,16 +135,17 @@ async def test_each_turn_is_drawn_from_all_tokens_before_it(play, episode_engine
 async def test_each_turn_begins_with_the_version_that_its_span_names_whenever_weights_change(play, episode_engine, model_folder, tmp_path):
     """New weights at every third turn, while others are drawn: nothing that an older version computed is used by the next turn."""
     weights = load_file(model_folder / "model.safetensors")
-    loaded = {4: weights}
+    loaded, loading = {4: weights}, asyncio.Lock()
 
     class SwappingWorld(World):
         async def Step(self, request, context):  # noqa: N802 - named by gRPC
             answer = await super().Step(request, context)
-            if len(self.stepped) % 3 == 0:
-                version = max(loaded) + 1
-                loaded[version] = {name: tensor * (1.0 + 0.1 * (version - 4)) for name, tensor in weights.items()}
-                save_file(loaded[version], tmp_path / str(version))
-                await episode_engine.load([tmp_path / str(version)], version)
+            async with loading:  # or an older version could be loaded last
+                if len(self.stepped) >= 3 * len(loaded):
+                    version = max(loaded) + 1
+                    loaded[version] = {name: tensor * (1.0 + 0.1 * (version - 4)) for name, tensor in weights.items()}
+                    save_file(loaded[version], tmp_path / str(version))
+                    await episode_engine.load([tmp_path / str(version)], version)
             return answer
 
     groups = await play(SwappingWorld(last=6))
