@@ -57,7 +57,7 @@ async def test_agents_of_a_worker_that_dies_while_it_draws_notice_nothing(stack_
     game = make_game(tmp_path_factory.mktemp("game"))
     spec = agent_spec(game, 3)
     spec["environment"]["step_seconds"] = 30
-    deaths = {"GRADBUS_CRASH_POINT": "mid-turn:30,90", "GRADBUS_CRASH_DIR": str(tmp_path)}
+    deaths = {"GRADBUS_CRASH_POINT": "mid-draw:30,90", "GRADBUS_CRASH_DIR": str(tmp_path)}
     async with stack_of(2, environment_overrides={"rollout-0": deaths, "rollout-1": deaths}) as stack:
         training = asyncio.create_task(train(stack, spec, seconds=600.0))
         run_id = await asyncio.to_thread(run_id_of, Client(stack.url, stack.api_key))
@@ -66,7 +66,7 @@ async def test_agents_of_a_worker_that_dies_while_it_draws_notice_nothing(stack_
             outcome = await training
         ledger = read_ledger(stack.state.root, outcome.run_id)
     assert (outcome.state, check(ledger, 8, 3, max_staleness=1, fixed_lag=True)) == ("succeeded", [])
-    assert (tmp_path / "mid-turn-30").exists(), "the first worker that has drawn so many turns dies"
+    assert (tmp_path / "mid-draw-30").exists(), "the first worker that has drawn so many turns dies"
     assert (agent.faults, set(agent.ended)) == ([], {200})
     told = {tuple(turns) for of_one in agent.told.values() for turns in of_one}
     samples = [sample for entry in ledger.entries.values() for sample in Group.FromString(entry.group).samples]

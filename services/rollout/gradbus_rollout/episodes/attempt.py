@@ -186,7 +186,6 @@ class Attempt:
             crash_points.reached("mid-draw")  # of other episodes: the engine draws for all of them
             (group,) = await self._engine.generate([PromptGroup(start.episode_id, prompt, (seed,), start.greedy, room)])
             (completion,) = group.completions
-            crash_points.reached("mid-turn")
             return completion
 
         completion = await self._journal.drawn(seed, generated)
