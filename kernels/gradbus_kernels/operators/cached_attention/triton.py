@@ -180,7 +180,7 @@ def _rotate(
         root = tl.sqrt(tl.sum(own * own, 1) / HEAD + eps)[:, None]
         own = _weighted(own / root, query_norm, key_norm, of_query, dims, qkv.dtype.element_ty, HEAD, CAST_FIRST, OFFSET)
         other = _weighted(other / root, query_norm, key_norm, of_query, dims ^ 1, qkv.dtype.element_ty, HEAD, CAST_FIRST, OFFSET)
-    turn = turns + (tl.where(of_query, 0, length)[:, None] + position) * HEAD
+    turn = turns + (tl.where(of_query, 0, length)[:, None] + tl.minimum(position, length - 1)) * HEAD
     cos = tl.load(turn + (dims // 2 * 2)[None], mask=turned, other=1.0)
     sin = tl.load(turn + (dims // 2 * 2 + 1)[None], mask=turned, other=0.0)
     rotated = (own * cos + other * tl.where(dims % 2 == 0, -sin, sin)).to(qkv.dtype.element_ty)
