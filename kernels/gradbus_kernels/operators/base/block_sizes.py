@@ -114,13 +114,15 @@ CACHED_HEADS: Final = 16
 
 def cached_attention(head_dim: int, item_size: int, queries: int | None = None) -> AttentionBlocks:
     """Sizes for chunks of queries; or for this number of `queries` that share a key head, where a row has one token."""
+    narrow = item_size <= 2 and head_dim <= 128
     if head_dim > 256:
         return AttentionBlocks(queries=16, keys=16, warps=4, stages=1)
-    if queries is None:
-        return prefix_shared_attention(head_dim, item_size)
-    height = next(size for size in (16, 32, 64) if queries <= size or size == 64)
-    narrow = item_size <= 2 and head_dim <= 128
-    return AttentionBlocks(queries=height, keys=64 if narrow else 32, warps=4, stages=3 if narrow and head_dim <= 64 else 2)
+    if queries is not None:
+        height = next(size for size in (16, 32, 64) if queries <= size or size == 64)
+        return AttentionBlocks(queries=height, keys=64 if narrow else 32, warps=4, stages=3 if narrow and head_dim <= 64 else 2)
+    if not narrow:
+        return AttentionBlocks(queries=32, keys=32, warps=4, stages=1 if item_size > 2 else 2)
+    return AttentionBlocks(queries=128, keys=64, warps=4 if head_dim <= 64 else 8, stages=2)
 
 
 @dataclass(frozen=True, slots=True)

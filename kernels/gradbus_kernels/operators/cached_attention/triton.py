@@ -16,8 +16,8 @@ from torch import Tensor
 
 from gradbus_kernels.operators.base.block_sizes import CACHED_HEADS, CACHED_SPLIT, CACHED_SPLITS, INTERPRETED
 from gradbus_kernels.operators.base.block_sizes import cached_attention as launch
+from gradbus_kernels.operators.base.triton import tanh
 from gradbus_kernels.operators.cached_attention.reference import CachedRule, HeadNorms, LayerCache, Places
-from gradbus_kernels.operators.prefix_shared_attention.triton import attend_range, nearest
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -45,6 +45,7 @@ def attend_cached(queries: Tensor, cache: LayerCache, places: Places, rule: Cach
         _join[batch, heads](
             parts, *sums, places.starts, sinks, out, splits,
             HEAD=size, DIMS=dims, SPLIT=CACHED_SPLIT, WINDOW=rule.window or 0, AT_ONCE=CACHED_SPLITS,
+            num_warps=1 if dims <= 128 else 4,
         )  # fmt: skip
     return out
 
@@ -88,7 +89,7 @@ def _attend(
     token, head = index // GROUP, key_head * GROUP + index % GROUP
     valid = token < count
     last = start + tl.minimum((tl.program_id(1) * QUERIES + QUERIES - 1) // GROUP, count - 1)
-    begin, end = nearest(0, start + tl.program_id(1) * QUERIES // GROUP, WINDOW), tl.minimum(last + 1, capacity)
+    begin, end = _nearest(start + tl.program_id(1) * QUERIES // GROUP, WINDOW), tl.minimum(last + 1, capacity)
     if SPLIT > 0:
         begin, end = tl.maximum(begin, tl.program_id(2) * SPLIT), tl.minimum(end, tl.program_id(2) * SPLIT + SPLIT)
         if begin >= end:
@@ -100,13 +101,9 @@ def _attend(
     if WIDE:
         q = q.to(tl.float32)
     apart = (tl.load(rows + item).to(tl.int64) * KEY_HEADS + key_head) * capacity * HEAD
-    acc = tl.full([QUERIES, DIMS], 0.0, tl.float32)
-    total = tl.full([QUERIES], 0.0, tl.float32)
-    top = tl.full([QUERIES], -float("inf"), tl.float32)
-    acc, total, top = attend_range(
-        acc, total, top, q, start + token, keys + apart, values + apart, begin, end, 0, scale, HEAD, HEAD,
-        HEAD, DIMS, KEYS, WINDOW, SOFTCAP, WIDE,
-    )  # fmt: skip
+    acc, total, top = _softmax(
+        q, start + token, keys + apart, values + apart, begin, end, scale, QUERIES, HEAD, DIMS, KEYS, WINDOW, SOFTCAP, WIDE
+    )
     if SPLIT > 0:
         part = row * tl.num_programs(2) + tl.program_id(2)
         tl.store(parts + part[:, None] * HEAD + dims[None], acc, mask=inside)
@@ -117,6 +114,47 @@ def _attend(
             acc, total = _with_sink(acc, total, top, tl.load(sinks + head, mask=valid, other=0.0))
         attended = acc / tl.where(valid, total, 1.0)[:, None]
         tl.store(out + row[:, None] * HEAD + dims[None], attended.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _nearest(position, WINDOW: tl.constexpr):
+    """The first key that a query at `position` sees."""
+    return tl.maximum(position - WINDOW + 1, 0) if WINDOW > 0 else 0
+
+
+@triton.jit
+def _softmax(
+    q, positions, keys, values, begin, end, scale,
+    QUERIES: tl.constexpr, HEAD: tl.constexpr, DIMS: tl.constexpr, KEYS: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Running softmax of `q` over the keys [begin, end) in blocks: sums of values, sums of exponentials and maxima, to the base 2."""
+    dims = tl.arange(0, DIMS)
+    acc = tl.full([QUERIES, DIMS], 0.0, tl.float32)
+    total = tl.full([QUERIES], 0.0, tl.float32)
+    top = tl.full([QUERIES], -float("inf"), tl.float32)
+    for first in range(begin, end, KEYS):
+        key = first + tl.arange(0, KEYS)
+        at = key[:, None] * HEAD + dims[None]
+        inside = (key < end)[:, None] & (dims < HEAD)[None]
+        k, v = tl.load(keys + at, mask=inside, other=0.0), tl.load(values + at, mask=inside, other=0.0)
+        if WIDE:
+            k, v = k.to(tl.float32), v.to(tl.float32)
+        scores = tl.dot(q, tl.trans(k), input_precision="ieee") * (scale / SOFTCAP if SOFTCAP > 0 else scale * _LOG2E)
+        if SOFTCAP > 0:
+            scores = tanh(scores) * (SOFTCAP * _LOG2E)
+        back = positions[:, None] - key[None]
+        seen = (key < end)[None] & (back >= 0)
+        if WINDOW > 0:
+            seen = seen & (back < WINDOW)
+        scores = tl.where(seen, scores, -float("inf"))
+        higher = tl.maximum(top, tl.max(scores, 1))
+        level = tl.where(higher == -float("inf"), 0.0, higher)
+        weights, faded = tl.exp2(scores - level[:, None]), tl.exp2(top - level)
+        total = total * faded + tl.sum(weights, 1)
+        acc = acc * faded[:, None] + tl.dot(weights.to(v.dtype), v, input_precision="ieee")
+        top = higher
+    return acc, total, top
 
 
 @triton.jit
@@ -137,7 +175,7 @@ def _join(
     item, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = item * tl.num_programs(1) + head
     position = tl.load(starts + item).to(tl.int32)
-    begin, end = nearest(0, position, WINDOW) // SPLIT, tl.minimum(position // SPLIT + 1, splits)
+    begin, end = _nearest(position, WINDOW) // SPLIT, tl.minimum(position // SPLIT + 1, splits)
     dims = tl.arange(0, DIMS)
     acc = tl.full([1, DIMS], 0.0, tl.float32)
     total = tl.full([1], 0.0, tl.float32)

@@ -192,17 +192,17 @@ def _before_softcap(change, scores, SOFTCAP: tl.constexpr):
 
 
 @triton.jit
-def nearest(first, position, WINDOW: tl.constexpr) -> tl.tensor:
+def _nearest(first, position, WINDOW: tl.constexpr):
     """The first key that a query at `position` sees; `first` is the key at position 0."""
     return first + tl.maximum(position - WINDOW + 1, 0) if WINDOW > 0 else first
 
 
 @triton.jit
-def attend_range(
+def _attend(
     acc, total, top, q, positions, keys_at, values_at, begin, end, origin, scale, k_n, v_n,
     HEAD: tl.constexpr, DIMS: tl.constexpr, KEYS: tl.constexpr,
     WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, WIDE: tl.constexpr,
-) -> tl.tuple:  # fmt: skip
+):  # fmt: skip
     """Continues the running softmax (output, sum, maximum) of `q` over the keys [begin, end); `origin` is position 0."""
     for first in range(begin, end, KEYS):
         tokens = first + tl.arange(0, KEYS)
@@ -237,12 +237,12 @@ def _forward(
     acc = tl.full([QUERIES, DIMS], 0.0, tl.float32)
     total = tl.full([QUERIES], 0.0, tl.float32)
     top = tl.full([QUERIES], -float("inf"), tl.float32)
-    acc, total, top = attend_range(
-        acc, total, top, q, positions, keys_at, values_at, nearest(root, position, WINDOW), root_end, root,
+    acc, total, top = _attend(
+        acc, total, top, q, positions, keys_at, values_at, _nearest(root, position, WINDOW), root_end, root,
         scale, k_n, v_n, HEAD, DIMS, KEYS, WINDOW, SOFTCAP, WIDE,
     )  # fmt: skip
-    acc, total, top = attend_range(
-        acc, total, top, q, positions, keys_at, values_at, nearest(begin, first - begin, WINDOW), tl.minimum(first + QUERIES, end),
+    acc, total, top = _attend(
+        acc, total, top, q, positions, keys_at, values_at, _nearest(begin, first - begin, WINDOW), tl.minimum(first + QUERIES, end),
         begin - depth, scale, k_n, v_n, HEAD, DIMS, KEYS, WINDOW, SOFTCAP, WIDE,
     )  # fmt: skip
     valid = rows < end
@@ -303,11 +303,11 @@ def _backward_query(
     position = depth + first - begin
     acc = tl.full([QUERIES, DIMS], 0.0, tl.float32)
     acc = _query_gradient(
-        acc, q, up, level, shift, positions, keys_at, values_at, nearest(root, position, WINDOW), root_end, root,
+        acc, q, up, level, shift, positions, keys_at, values_at, _nearest(root, position, WINDOW), root_end, root,
         scale, k_n, v_n, HEAD, DIMS, KEYS, WINDOW, SOFTCAP, WIDE,
     )  # fmt: skip
     acc = _query_gradient(
-        acc, q, up, level, shift, positions, keys_at, values_at, nearest(begin, first - begin, WINDOW), tl.minimum(first + QUERIES, end),
+        acc, q, up, level, shift, positions, keys_at, values_at, _nearest(begin, first - begin, WINDOW), tl.minimum(first + QUERIES, end),
         begin - depth, scale, k_n, v_n, HEAD, DIMS, KEYS, WINDOW, SOFTCAP, WIDE,
     )  # fmt: skip
     _store(of_query, rows, valid, head, heads, acc * scale, HEAD, DIMS)

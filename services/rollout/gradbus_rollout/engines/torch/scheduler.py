@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -21,6 +22,7 @@ from gradbus_rollout.engines.base import PromptGroup
 from gradbus_rollout.engines.torch.attention import Cache
 from gradbus_rollout.engines.torch.calls import GenerateCall, RunningSample
 from gradbus_rollout.engines.torch.config import TorchEngineConfig
+from gradbus_rollout.engines.torch.gpu.graph import Replayed
 from gradbus_rollout.engines.torch.gpu.prefill import PackedPrefill
 from gradbus_rollout.engines.torch.gpu.step import DeviceStep
 from gradbus_rollout.engines.torch.model import DecoderModel
@@ -35,9 +37,16 @@ class Scheduler:
         self._model = model
         self._config = config
         self._sampling = SamplingParams(config.temperature)
-        self._prefill = (PackedPrefill if model.on_gpu else Prefill)(model, config.lanes, config.device)
         self._cache: Cache = model.new_cache(config.slots)
-        self._on_gpu = DeviceStep(model, self._cache, config) if model.on_gpu else None
+        self._prefill: Prefill | PackedPrefill
+        self._decode: Callable[[Rows], Draws]
+        self._graphs: list[Replayed] = []
+        if model.on_gpu:
+            packed, step = PackedPrefill(model, config.lanes, config.device), DeviceStep(model, self._cache, config)
+            self._prefill, self._decode = packed, step
+            self._graphs = [packed.replayed, step.replayed]
+        else:
+            self._prefill, self._decode = Prefill(model, config.lanes, config.device), self._decode_rows
         self._rows = Rows(config, model.config.vocab_size)
         self._queue: deque[tuple[GenerateCall, int]] = deque()
         self._staged: deque[RunningSample] = deque()
@@ -62,8 +71,8 @@ class Scheduler:
     def drop_buffers(self) -> None:
         """Frees what the next step makes again."""
         self._model.drop_buffers()
-        if self._on_gpu is not None:
-            self._on_gpu.drop_graph()
+        for graph in self._graphs:
+            graph.drop()
 
     def submit(self, call: GenerateCall) -> None:
         """Queue the groups of a checked call."""
@@ -82,11 +91,9 @@ class Scheduler:
         self._admit()
         if not self._running:
             return
-        draws = self._decode() if self._on_gpu is None else self._on_gpu(self._rows)
-        self._finish(self._rows.record(self._checked(draws)))
+        self._finish(self._rows.record(self._checked(self._decode(self._rows))))
 
-    def _decode(self) -> Draws:
-        rows = self._rows
+    def _decode_rows(self, rows: Rows) -> Draws:
         hidden = self._model.forward(self._on_device(rows.tokens), self._on_device(rows.positions), self._cache)
         return self._draw(self._model.logits(hidden), rows.uniforms(), rows.greedy)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gradbus_rollout.engines.torch.cached.cache import RowCache
+from gradbus_rollout.engines.torch.gpu.graph import Replayed
 from gradbus_rollout.engines.torch.model import DecoderModel
 
 _CHUNK: Final = 128
@@ -25,10 +26,14 @@ class PackedPrefill:
         self._model = model
         self._device = device
         self._last = torch.zeros(lanes, model.config.hidden_size, dtype=model.dtype, device=device)
+        self._within = torch.arange(_CHUNK, device=device)
+        self._tokens = torch.zeros(_AT_ONCE, _CHUNK, dtype=torch.int64, device=device)
+        self._places = torch.zeros(_AT_ONCE, 2, dtype=torch.int64, device=device)
         self.lanes = lanes
         self.cache: RowCache = model.new_cache(lanes + 1)
         self.computed = 0
         """Chunks begun so far; long prompts have thousands."""
+        self.replayed = Replayed(self._compute, model, self.cache)
 
     def run(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
         """Fill the lanes with `prompts`, at most `lanes` of them.
@@ -46,17 +51,22 @@ class PackedPrefill:
             if start + len(part) == len(prompts[lane]):
                 ends.append(number * _CHUNK + len(part) - 1)
         places = np.array([*chunks, *[(self.lanes, 0)] * fill])
-        self._compute(torch.from_numpy(tokens).to(self._device), torch.from_numpy(places).to(self._device), ends)
+        self._forward(torch.from_numpy(tokens).to(self._device), torch.from_numpy(places).to(self._device), np.array(ends))
         return self._model.logits(self._last)
 
-    def _compute(self, tokens: Tensor, places: Tensor, ends: Sequence[int]) -> None:
+    def _forward(self, tokens: Tensor, places: Tensor, ends: np.ndarray) -> None:
         """All forwards of `tokens` `[N, chunk]`; `places` are lanes and first positions, `[N, 2]`."""
-        positions = places[:, 1:] + torch.arange(_CHUNK, device=self._device)
-        lanes, last = torch.arange(len(ends), device=self._device), torch.tensor(ends, device=self._device)
-        first = 0
+        last, lanes = torch.from_numpy(ends).to(self._device), torch.arange(len(ends), device=self._device)
         for begin in range(0, len(tokens), _AT_ONCE):
-            forward = slice(begin, begin + _AT_ONCE)
-            hidden = self._model.forward(tokens[forward], positions[forward], self.cache.at(places[forward, 0].contiguous()))
-            done = first + sum(end < (begin + _AT_ONCE) * _CHUNK for end in ends[first:])
-            self._last.index_copy_(0, lanes[first:done], hidden.index_select(0, last[first:done] - begin * _CHUNK))
-            self.computed, first = self.computed + _AT_ONCE, done
+            end = begin + _AT_ONCE
+            self._tokens.copy_(tokens[begin:end])
+            self._places.copy_(places[begin:end])
+            hidden = self.replayed()
+            done = slice(*np.searchsorted(ends, (begin * _CHUNK, end * _CHUNK)))
+            self._last.index_copy_(0, lanes[done], hidden.index_select(0, last[done] - begin * _CHUNK))
+            self.computed += _AT_ONCE
+
+    def _compute(self) -> Tensor:
+        """Hidden states of the chunks in `_tokens` at `_places`."""
+        rows, starts = self._places.t().contiguous()
+        return self._model.forward(self._tokens, starts[:, None] + self._within, self.cache.at(rows))
