@@ -47,8 +47,7 @@ def rotate_and_cache(qkv: Tensor, turns: Tensor, cache: LayerCache, places: Plac
 
     `qkv` `[R, C, (H + 2K) D]` has the heads of queries, keys and values in turn. Neighbouring elements of a head are a pair, read as a
     complex number, and multiplied by that of `turns`, float32 `[2, length, D]`: for queries and for keys, by position (Su et al. 2021).
-    `norms` come first. Positions from the capacity on are not stored, and their queries have no meaning. No gradient. Raises ValueError,
-    which names the argument.
+    `norms` come first. No gradient. Raises ValueError, which names the argument; positions are not checked, and must be below the capacity.
     """
     _, key_heads, capacity, size = cache.keys.shape
     check_floats("qkv", qkv, (len(places.rows), None, None))

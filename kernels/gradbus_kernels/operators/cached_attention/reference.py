@@ -78,11 +78,9 @@ def rotate_and_cache_reference(qkv: Tensor, turns: Tensor, cache: LayerCache, pl
     if norms is not None:
         queries, keys = (_normed(part, weight, norms) for part, weight in zip((queries, keys), norms[:2], strict=True))
     positions = places.positions(qkv.shape[1])
-    turned = positions.clamp(max=turns.shape[1] - 1)
-    queries, keys = (_turned(part, table[turned][:, :, None]) for part, table in zip((queries, keys), turns, strict=True))
-    at, token = (positions < capacity).nonzero(as_tuple=True)
+    queries, keys = (_turned(part, table[positions][:, :, None]) for part, table in zip((queries, keys), turns, strict=True))
     for into, new in zip(cache, (keys, values), strict=True):
-        into[places.rows[at], :, positions[at, token]] = new[at, token]
+        into[places.rows[:, None], :, positions] = new
     return queries
 
 

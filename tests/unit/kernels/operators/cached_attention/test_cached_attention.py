@@ -157,7 +157,7 @@ def rotated_by_definition(qkv, turns, places, norms, key_heads, size):
 @pytest.mark.parametrize("starts", STARTS)
 @pytest.mark.parametrize(("heads", "size"), [((6, 2), 16), ((3, 1), 12)])
 def test_queries_are_turned_and_keys_and_values_lie_where_attention_finds_them(heads, size, starts, kind, dtype, implementation):
-    (count, begins), key_heads, capacity = STARTS[starts], heads[1], 74  # the last chunk does not fit
+    (count, begins), key_heads, capacity = STARTS[starts], heads[1], 75
     norms = None if kind is None else HeadNorms(*(draw(size + n).narrow(0, 0, size).to(dtype) for n in (1, 2)), 1e-6, kind)
     cache = LayerCache(*torch.full((2, len(begins) + 1, key_heads, capacity, size), NAN, dtype=dtype))
     expected = LayerCache(*(part.double() for part in cache))
@@ -165,9 +165,8 @@ def test_queries_are_turned_and_keys_and_values_lie_where_attention_finds_them(h
     qkv = draw(len(begins), count, (heads[0] + 2 * key_heads) * size, dtype=dtype)
     queries, keys, values = rotated_by_definition(qkv, turns, places, norms, key_heads, size)
     for item, (start, row) in enumerate(zip(begins, places.rows.tolist(), strict=True)):
-        end = min(start + count, capacity)
         for part, new in zip(expected, (keys, values), strict=True):
-            part[row, :, start:end] = new[item, : end - start].transpose(0, 1)
+            part[row, :, start : start + count] = new[item].transpose(0, 1)
     found = rotate_and_cache(qkv, turns, cache, places, norms)
     tolerance = {"rtol": 0.0, "atol": 3 * torch.finfo(dtype).eps * float(keys.abs().max())}  # three roundings
     torch.testing.assert_close(found.double(), queries, **tolerance)

@@ -156,14 +156,3 @@ def test_a_cache_that_grows_keeps_what_it_has_and_copies_arrive_in_parts_as_at_o
     assert torch.equal(storage[..., :256, :], before[0])
     assert not storage[..., 256:, :].any()
     assert torch.equal(turns[:, :256], before[1])
-
-
-@torch.inference_mode()
-def test_positions_past_the_caches_room_are_not_stored(model_folder, load):
-    model = load(model_folder)
-    kept = model.new_cache(2)
-    kept.reserve(1)
-    kept.layers[0].keys.fill_(5.0)
-    model.forward(torch.zeros(2, 1, dtype=torch.int64), torch.tensor([[300], [255]]), kept)
-    assert torch.equal(kept.layers[0].keys[0], torch.full_like(kept.layers[0].keys[0], 5.0))
-    assert not torch.equal(kept.layers[0].keys[1, :, 255], kept.layers[0].keys[1, :, 254])
