@@ -13,7 +13,7 @@ import pytest
 KERNELS = {
     "sample": ["candidates_kernel", "draw_kernel", "statistics_kernel"],
     "linear_sample": ["_head", "candidates_kernel", "draw_kernel"],
-    "cached_attention": ["_attend", "_join", "_rotate"],
+    "cached_attention": ["_attend", "_copy", "_join", "_rotate"],
     "invariant_embedding": ["_row_sums"],
     "prefix_shared_attention": ["_backward_key", "_backward_query", "_forward"],
 }

@@ -15,6 +15,7 @@ from gradbus_kernels.operators import (
     Places,
     cached_attention,
     cached_attention_reference,
+    copy_rows,
     rotate_and_cache,
     rotate_and_cache_reference,
     using,
@@ -49,7 +50,7 @@ def _small_blocks(monkeypatch):
         kernels = import_module("gradbus_kernels.operators.cached_attention.triton")
         blocks = import_module("gradbus_kernels.operators.base.block_sizes").AttentionBlocks(queries=16, keys=8, warps=1, stages=1)
         monkeypatch.setattr(kernels, "launch", lambda *_: blocks)
-        for name, size in {"CACHED_SPLIT": 16, "CACHED_SPLITS": 2, "CACHED_HEADS": 4}.items():
+        for name, size in {"CACHED_SPLIT": 16, "CACHED_SPLITS": 2, "CACHED_HEADS": 4, "CACHED_COPY": 32}.items():
             monkeypatch.setattr(kernels, name, size)
 
 
@@ -185,6 +186,16 @@ def test_rotated_bits_are_the_references_up_to_rounding_in_bfloat16():
         torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-6)
 
 
+@pytest.mark.parametrize("length", [0, 1, 7, 20])
+def test_copied_rows_have_the_sources_positions_and_nothing_else_changes(length, dtype, implementation):
+    into, source = torch.full((4, 5, 2, 20, 6), 3.0, dtype=dtype), draw(4, 3, 2, 24, 6, dtype=dtype)
+    rows, source_rows = torch.tensor([4, 0, 2]), torch.tensor([1, 1, 2])
+    expected = into.clone()
+    expected[:, rows, :, :length] = source[:, source_rows, :, :length]
+    copy_rows(into, rows, source, source_rows, length)
+    assert torch.equal(into, expected)
+
+
 GOOD = {
     "queries": (
         torch.zeros(2, 1, 4, 8),
@@ -199,6 +210,13 @@ GOOD = {
         Places(*torch.zeros(2, 2, dtype=torch.int64)),
     ),
 }
+GOOD["into"] = (
+    torch.zeros(4, 3, 2, 16, 8),
+    torch.zeros(1, dtype=torch.int64),
+    torch.ones(4, 1, 2, 16, 8),
+    torch.zeros(1, dtype=torch.int64),
+    12,
+)
 BAD = [
     (cached_attention, "queries", 0, torch.zeros(2, 1, 3, 8), "queries: has 3 heads"),
     (cached_attention, "queries", 0, torch.zeros(3, 1, 4, 8), "queries: has shape"),
@@ -209,6 +227,10 @@ BAD = [
     (rotate_and_cache, "qkv", 0, torch.zeros(2, 1, 60), "qkv: has 60 columns"),
     (rotate_and_cache, "qkv", 0, torch.zeros(2, 1, 32), "qkv: has 32 columns"),
     (rotate_and_cache, "qkv", 1, torch.zeros(2, 15, 8), "turns: ends at 15"),
+    (copy_rows, "into", 0, torch.zeros(4, 3, 2, 9, 8), "into: has room for 9"),
+    (copy_rows, "into", 0, torch.zeros(4, 3, 2, 8, 16).transpose(3, 4), "into: is not contiguous"),
+    (copy_rows, "into", 2, torch.zeros(4, 3, 1, 16, 8), "source: has shape"),
+    (copy_rows, "into", 3, torch.zeros(2, dtype=torch.int64), "source_rows: has shape"),
 ]
 
 
