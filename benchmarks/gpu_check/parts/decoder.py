@@ -68,6 +68,7 @@ def _of_transformers(folder: Path, rows: Sequence[TrainSample]) -> Tensor:
     from transformers import AutoModelForCausalLM  # noqa: PLC0415 -- only where it is installed
 
     model: Any = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float64)
+    model.set_experts_implementation("eager")  # the other multiplies no float64
     found = []
     for row in rows:
         ids = torch.tensor([*row.prompt_ids, *row.token_ids])[None]
