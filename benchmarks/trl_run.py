@@ -1,6 +1,7 @@
 """A run in TRL: the same base model, data, reward and settings as Gradbus's, in one process; prints one line of JSON.
 
-    python benchmarks/trl_run.py [--size demo|5m|27m|60m|150m] [--steps 100] [--threads 1] [--precision fp32|autocast|bf16] [--batching] [--device cuda]
+    python benchmarks/trl_run.py [--size demo|5m|27m|60m|150m|450m] [--steps 100] [--threads 1] [--precision fp32|autocast|bf16]
+                                 [--batching] [--device cuda]
 
 `autocast` is TRL's `bf16 = True` over float32 weights; `bf16` loads and trains the model in bfloat16, moments too.
 """
