@@ -13,10 +13,11 @@ import pytest
 KERNELS = {
     "sample": ["candidates_kernel", "draw_kernel", "statistics_kernel"],
     "linear_sample": ["_head", "candidates_kernel", "draw_kernel"],
+    "cached_attention": ["_attend", "_join", "_rotate"],
     "invariant_embedding": ["_row_sums"],
     "prefix_shared_attention": ["_backward_key", "_backward_query", "_forward"],
 }
-DEAR = {"sample", "linear_sample", "prefix_shared_attention"}
+DEAR = {"cached_attention", "sample", "linear_sample", "prefix_shared_attention"}
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed; pip install triton")
