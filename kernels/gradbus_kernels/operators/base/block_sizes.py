@@ -105,6 +105,48 @@ def prefix_shared_attention(head_dim: int, item_size: int) -> AttentionBlocks:
 
 
 @dataclass(frozen=True, slots=True)
+class ColumnBlock:
+    """Columns of a row that one program takes, a power of two."""
+
+    columns: int
+    warps: int
+
+
+SWIGLU: Final = ColumnBlock(columns=1024, warps=4)
+
+
+@dataclass(frozen=True, slots=True)
+class RowTile:
+    """Rows and columns that a program takes at a time, powers of two."""
+
+    rows: int
+    columns: int
+    warps: int
+    programs: int = 1
+    """At most this many share the rows of a pass that sums over them. It decides bits."""
+
+
+NORM_SUMS: Final = RowTile(rows=64, columns=32, warps=4)
+"""Of the programs' sums, which are added in order."""
+
+
+def norm_rows(width: int) -> RowTile:
+    """Whole rows of this many columns: about 32 elements a thread, and of narrow rows several for each warp."""
+    columns = max(16, _power_of_two(width))
+    warps = min(16, max(4, columns // 1024))
+    return RowTile(max(1, 1024 * warps // columns), columns, warps, programs=512)
+
+
+def rotary_tokens(pairs: int) -> RowTile:
+    """Tokens of one head with this many pairs."""
+    return RowTile(max(1, 2048 // pairs), pairs, warps=4)
+
+
+def _power_of_two(at_least: int) -> int:
+    return 1 << (at_least - 1).bit_length()
+
+
+@dataclass(frozen=True, slots=True)
 class ProductTiles:
     """A tile of a product; sizes are powers of two from 16. The same for every number of rows, because sizes decide bits."""
 
