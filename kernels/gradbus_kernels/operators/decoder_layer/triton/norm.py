@@ -42,10 +42,12 @@ class _RmsNorm(torch.autograd.Function):
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight, inverse = ctx.saved_tensors
         of_x, of_weight, _ = ctx.needs_input_grad
-        out, of_rows = torch.empty_like(x), weight.new_zeros(weight.shape) if of_weight else None
+        out, sums = torch.empty_like(x), torch.empty_like(weight) if of_weight else None
         if len(inverse):
-            _differentiate((x, weight, inverse), upstream.contiguous(), out, of_rows)
-        return out if of_x else None, of_rows, None
+            _differentiate((x, weight, inverse), upstream.contiguous(), out, sums)
+        elif sums is not None:
+            sums.zero_()
+        return out if of_x else None, sums, None
 
 
 def _differentiate(saved: tuple[Tensor, Tensor, Tensor], upstream: Tensor, out: Tensor, of_weight: Tensor | None) -> None:
