@@ -161,7 +161,7 @@ def norm_rows(width: int) -> RowTile:
 
 def rotary_tokens(pairs: int) -> RowTile:
     """Tokens of one head with this many pairs."""
-    return RowTile(max(1, 2048 // pairs), pairs, warps=4)
+    return RowTile(max(1, 2048 // pairs), pairs, warps=4, programs=64)
 
 
 def _power_of_two(at_least: int) -> int:

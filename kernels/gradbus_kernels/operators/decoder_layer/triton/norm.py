@@ -54,19 +54,23 @@ def _differentiate(saved: tuple[Tensor, Tensor, Tensor], upstream: Tensor, out: 
     """Writes the gradients of x and, unless it is None, of the weight."""
     x, weight, inverse = saved
     rows, width, tile = len(inverse), len(weight), norm_rows(len(weight))
-    steps, programs = _shares(rows, tile)
+    steps, programs = shares(rows, tile)
     sums = None if of_weight is None else weight.new_empty(programs, width, dtype=torch.float32)
     _norm_backward[(programs,)](
         x, weight, inverse, upstream, out, sums, rows, width, steps, ROWS=tile.rows, COLUMNS=tile.columns, num_warps=tile.warps
     )
-    if sums is not None:
-        _add_sums[(triton.cdiv(width, SUMS.columns),)](
-            sums, of_weight, programs, width, ROWS=SUMS.rows, COLUMNS=SUMS.columns, num_warps=SUMS.warps
-        )
+    if sums is not None and of_weight is not None:
+        add_sums(sums, of_weight)
 
 
-def _shares(rows: int, tile: RowTile) -> tuple[int, int]:
-    """Tiles of each program, and programs."""
+def add_sums(sums: Tensor, out: Tensor) -> None:
+    """Adds up the rows of float32 `[programs, H]` in order, into `out`, `[H]`."""
+    grid = (triton.cdiv(len(out), SUMS.columns),)
+    _add_sums[grid](sums, out, len(sums), len(out), ROWS=SUMS.rows, COLUMNS=SUMS.columns, num_warps=SUMS.warps)
+
+
+def shares(rows: int, tile: RowTile) -> tuple[int, int]:
+    """Tiles of each program, and programs, which are a function of the shape alone."""
     tiles = triton.cdiv(rows, tile.rows)
     steps = triton.cdiv(tiles, tile.programs)
     return steps, triton.cdiv(tiles, steps)

@@ -40,7 +40,7 @@ class _Rotary(torch.autograd.Function):
 
 def _turn(query: Tensor, key: Tensor, value: Tensor | None, turn: tuple[Tensor, Tensor], out: Tensor, direction: float) -> None:
     """Query and key turned, and value as it is unless it is None, side by side into `out`, which is contiguous."""
-    query, key, value = _dense(query), _dense(key), None if value is None else _dense(value)
+    query, key, value = dense(query), dense(key), None if value is None else dense(value)
     cos, sin = turn
     tokens, heads, size = out.shape
     columns = triton.next_power_of_2(triton.cdiv(size, 2))
@@ -54,7 +54,8 @@ def _turn(query: Tensor, key: Tensor, value: Tensor | None, turn: tuple[Tensor, 
         )  # fmt: skip
 
 
-def _dense(heads: Tensor) -> Tensor:
+def dense(heads: Tensor) -> Tensor:
+    """The heads with a last stride of 1."""
     return heads if heads.stride(2) == 1 else heads.contiguous()
 
 
@@ -77,14 +78,19 @@ def _rotary(
     first = tl.load(at + place * step + pair[None], inside, 0.0)
     second = tl.load(at + place * step + pair[None] + HALF, inside, 0.0)
     to = out + (place * tl.num_programs(0) + head) * (2 * HALF) + pair[None]
-    narrow: tl.constexpr = out.dtype.element_ty
     if head < turned:
         by = head * turn_h + place * turn_n + pair[None]
-        level = tl.load(cos + by, inside, 0.0).to(tl.float32)
         rise = tl.load(sin + by + HALF, inside, 0.0).to(tl.float32) * direction
-        a, b = first.to(tl.float32), second.to(tl.float32)
-        # Each product is rounded, as torch's are, before the sum.
-        first = ((a * level).to(narrow).to(tl.float32) - (b * rise).to(narrow).to(tl.float32)).to(narrow)
-        second = ((b * level).to(narrow).to(tl.float32) + (a * rise).to(narrow).to(tl.float32)).to(narrow)
+        first, second = turned_pair(first.to(tl.float32), second.to(tl.float32), tl.load(cos + by, inside, 0.0), rise, out)
     tl.store(to, first, inside)
     tl.store(to + HALF, second, inside)
+
+
+@triton.jit
+def turned_pair(a, b, cos, sin, out) -> tuple[tl.tensor, tl.tensor]:
+    """(a cos - b sin, b cos + a sin) of float32 a and b, in the dtype of `out`. Each product is rounded, as torch's are, before the sum."""
+    narrow = out.dtype.element_ty
+    cos, sin = cos.to(tl.float32), sin.to(tl.float32)
+    first = (a * cos).to(narrow).to(tl.float32) - (b * sin).to(narrow).to(tl.float32)
+    second = (b * cos).to(narrow).to(tl.float32) + (a * sin).to(narrow).to(tl.float32)
+    return first.to(narrow), second.to(narrow)

@@ -1,7 +1,6 @@
 """RMSNorm, rotary embedding and SwiGLU: values and gradients against their plain formulas in float64, every implementation alike."""
 
 from dataclasses import replace
-from importlib import import_module
 from importlib.util import find_spec
 
 import pytest
@@ -10,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gradbus_kernels.operators import provenance, using
 from gradbus_kernels.operators.base import block_sizes
+from gradbus_kernels.operators.decoder_layer.head_norm import HeadNorms, normed_rotary, normed_rotary_reference
 from gradbus_kernels.operators.decoder_layer.norm import rms_norm, rms_norm_reference
 from gradbus_kernels.operators.decoder_layer.rotary import Rotation, rotary, rotary_reference
 from gradbus_kernels.operators.decoder_layer.swiglu import swiglu, swiglu_reference
@@ -38,12 +38,22 @@ def turned(operation, key_heads, repeated=True):
     """All heads after the operation, side by side."""
 
     def call(qkv):
-        rotation = turn(qkv.dtype, heads=qkv.shape[1] - key_heads if repeated else 1)
+        rotation = turn(qkv.dtype, len(qkv), qkv.shape[1] - key_heads if repeated else 1)
         return torch.cat(operation(qkv, Rotation(*(part.to(qkv.device) for part in rotation)), key_heads), dim=1)
 
     return call
 
 
+def normed(operation, repeated=True):
+    """All heads after the operation on heads that are normalised first."""
+
+    def call(qkv, query, key):
+        return turned(lambda heads, rotation, count: operation(heads, HeadNorms(query, key, 1e-5), rotation, count), 2, repeated)(qkv)
+
+    return call
+
+
+HEADS = [randn(40, 7, 6) * 3, randn(6, seed=1), randn(6, seed=2)]
 OPERATIONS = {
     "norm": (norm, plain_norm, [randn(7, 37) * 3, randn(37, seed=1)], (7, 37)),
     "norm of heads": (norm, plain_norm, [randn(30, 3, 16) * 3, randn(16, seed=1)], (30, 3, 16)),
@@ -51,6 +61,8 @@ OPERATIONS = {
     "rotary": (turned(rotary, 2), turned(rotary_reference, 2), [randn(7, 8, 6)], (7, 8, 6)),
     "rotary of grouped queries": (turned(rotary, 1), turned(rotary_reference, 1), [randn(7, 5, 6)], (7, 5, 6)),
     "rotary by one turn": (turned(rotary, 2, repeated=False), turned(rotary_reference, 2), [randn(7, 6, 6)], (7, 6, 6)),
+    "normed_rotary": (normed(normed_rotary), normed(normed_rotary_reference), HEADS, (40, 7, 6)),
+    "normed_rotary by one turn": (normed(normed_rotary, False), normed(normed_rotary_reference), HEADS, (40, 7, 6)),
     "swiglu": (swiglu, swiglu_reference, [randn(7, 38) * 3], (7, 19)),
     "swiglu of wide rows": (swiglu, swiglu_reference, [randn(3, 2100) * 3], (3, 1050)),
 }
@@ -66,8 +78,10 @@ def gradients(function, inputs, upstream):
 def few_programs(monkeypatch):
     """Sums over rows are divided among three programs."""
     if find_spec("triton") is not None:
-        kernels = import_module("gradbus_kernels.operators.decoder_layer.triton.norm")
-        monkeypatch.setattr(kernels, "norm_rows", lambda width: replace(block_sizes.norm_rows(width), rows=2, programs=3))
+        kernels = "gradbus_kernels.operators.decoder_layer.triton"
+        few = {"rows": 2, "programs": 3}
+        monkeypatch.setattr(f"{kernels}.norm.norm_rows", lambda width: replace(block_sizes.norm_rows(width), **few))
+        monkeypatch.setattr(f"{kernels}.head_norm.rotary_tokens", lambda pairs: replace(block_sizes.rotary_tokens(pairs), **few))
 
 
 def held_to_the_formula(name, dtype, device):
@@ -93,7 +107,7 @@ def test_value_and_gradients_are_those_of_the_formula(name, dtype, device):
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_every_implementation_computes_the_formula(name, implementation, dtype):
     held_to_the_formula(name, dtype, "cpu")
-    assert provenance()[name.split()[0].replace("norm", "rms_norm")].implementation == implementation
+    assert provenance()[{"norm": "rms_norm"}.get(name.split()[0], name.split()[0])].implementation == implementation
 
 
 @pytest.mark.usefixtures("few_programs", "implementation")
@@ -178,6 +192,14 @@ def test_the_norm_differentiates_what_is_trained(frozen):
         (lambda: rotary(torch.ones(7, 5, 6), turn(torch.float32), 2), "rotation.cos: is for 4 heads; pass one for 1 or 3"),
         (lambda: rotary(torch.ones(7, 6, 6), turn(torch.float64), 2), "rotation.cos: is torch.float64; pass torch.float32 like qkv"),
         (lambda: rotary(torch.ones(7, 6, 6), turn(torch.float32), 3), "key_heads: is 3; pass 1 to 2, so that queries are left"),
+        (
+            lambda: normed_rotary(torch.ones(7, 6, 6), HeadNorms(torch.ones(6), torch.ones(5), 1e-5), turn(torch.float32), 2),
+            r"norms.key: has shape \(5,\); pass \(6\)",
+        ),
+        (
+            lambda: normed_rotary(torch.ones(7, 6, 6), HeadNorms(torch.ones(6), torch.ones(6), -1.0), turn(torch.float32), 2),
+            "norms.eps: is -1.0; pass 0 or more",
+        ),
         (lambda: swiglu(torch.ones(2, 3)), "gate_up: has rows of 3; pass as many ups as gates"),
     ],
 )
