@@ -127,7 +127,7 @@ def _cases(context: Context) -> Iterator[Case]:
 def _attention(context: Context, head_dim: int, heads: int, key_heads: int, window: int | None) -> Case:
     if context.dry:
         head_dim, heads, key_heads = 20, 4, 2
-    lengths = [9, 5, 3, 7] if context.dry else [300, 420, 77, 1, 333]  # the prompt's keys have enough queries for several programs
+    lengths = [9, 5, 3, 7] if context.dry else [300, 920, 77, 1, 333]  # the prompt's keys have enough queries for several programs
     layout = ops.PrefixLayout.of_lengths(lengths, [None, 0, 0, None, None][: len(lengths)])
     window = 6 if context.dry else window
     inputs = [_random(context, layout.tokens, count, head_dim) for count in (heads, key_heads, key_heads)]
