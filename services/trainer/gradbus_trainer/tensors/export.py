@@ -10,7 +10,7 @@ import torch
 
 from gradbus.errors import TrainingError
 from gradbus.formats.safetensors import PYTORCH
-from gradbus_kernels.weights.digest import WeightsDigest
+from gradbus_kernels.weights.digest_tree import WeightsDigest
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
 from gradbus_trainer.tensors.scratch import Scratch, TensorFile
 
@@ -36,15 +36,19 @@ def export_version(step: int, weights: LazyTensors, noop: bool, scratch: Scratch
 
     Raises StorageError, and TrainingError for weights that are not finite: a step may make them so from a finite gradient.
     """
+    finite: dict[str, torch.Tensor] = {}
 
     def checked(name: str) -> torch.Tensor:
         tensor = weights[name]
-        if not tensor.sum().isfinite():  # reads the tensor once and makes no other; weights whose sum overflows are useless too
-            raise TrainingError(
-                f"weight {name} of version {step} is not finite; lower trainer.learning_rate or trainer.weight_decay, and submit again"
-            )
+        finite[name] = tensor.sum().isfinite()  # reads the tensor once and makes no other; weights whose sum overflows are useless too
         return tensor
 
     digest = WeightsDigest()
     file = scratch.write(LazyTensors(weights.shapes, checked), dtype, PYTORCH, digest)
-    return Export(step, digest.text, file, noop)
+    for name in sorted(finite):  # only now: to ask a device for one answer waits for all that it has been given
+        if not finite[name]:
+            file.remove()
+            raise TrainingError(
+                f"weight {name} of version {step} is not finite; lower trainer.learning_rate or trainer.weight_decay, and submit again"
+            )
+    return Export(step, digest.text(), file, noop)

@@ -46,6 +46,20 @@ def invariant_embedding() -> None:
         row_sums_triton(torch.tensor([5, 3, 5]), torch.empty(3, 4096, dtype=dtype), 9)
 
 
+def decoder_layer() -> None:
+    from gradbus_kernels.operators.decoder_layer.head_norm import HeadNorms
+    from gradbus_kernels.operators.decoder_layer.rotary import Rotation
+    from gradbus_kernels.operators.decoder_layer.triton import head_norm, norm, rotary, swiglu
+
+    for dtype in (torch.bfloat16, torch.float32):
+        both, heads = (torch.empty(*shape, dtype=dtype, requires_grad=True) for shape in ((3, 9728), (3, 18, 64)))
+        weight, turn = torch.empty(9728, dtype=dtype, requires_grad=True), torch.empty(3, 1, 64, dtype=dtype)
+        swiglu.swiglu(norm.rms_norm(both, weight, 1e-6)).sum().backward()
+        sum(part.sum() for part in rotary.rotary(heads, turn, turn, 2)).backward()
+        norms = HeadNorms(weight.detach()[:64], weight.detach()[:64], 1e-6)
+        sum(part.sum() for part in head_norm.normed_rotary(heads, norms, Rotation(turn, turn), 2)).backward()
+
+
 def prefix_shared_attention() -> None:
     from gradbus_kernels.operators.prefix_shared_attention.triton import attend_on_gpu
 

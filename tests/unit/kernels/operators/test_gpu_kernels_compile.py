@@ -15,6 +15,10 @@ KERNELS = {
     "linear_sample": ["_head", "candidates_kernel", "draw_kernel"],
     "cached_attention": ["_attend", "_copy", "_join", "_rotate"],
     "invariant_embedding": ["_row_sums"],
+    "decoder_layer": [
+        *("_add_sums", "_norm_backward", "_norm_forward", "_normed_rotary_backward", "_normed_rotary_forward", "_rotary"),
+        *("_swiglu_backward", "_swiglu_forward"),
+    ],
     "prefix_shared_attention": ["_backward_key", "_backward_query", "_forward"],
 }
 DEAR = {"cached_attention", "sample", "linear_sample", "prefix_shared_attention"}
