@@ -189,8 +189,10 @@ def cached_attention(head_dim: int, item_size: int, queries: int | None = None) 
     if queries is not None:
         height = next(size for size in (16, 32, 64) if queries <= size or size == 64)
         return AttentionBlocks(queries=height, keys=64 if narrow else 32, warps=4, stages=3 if narrow and head_dim <= 64 else 2)
-    if not narrow:
+    if head_dim > 128:
         return AttentionBlocks(queries=32, keys=32, warps=4, stages=1 if item_size > 2 else 2)
+    if not narrow:
+        return AttentionBlocks(queries=32, keys=64, warps=8, stages=1)
     return AttentionBlocks(queries=128, keys=64, warps=4 if head_dim <= 64 else 8, stages=2)
 
 
