@@ -12,13 +12,14 @@ from gradbus_kernels.operators.batch_invariant.embedding import invariant_embedd
 from gradbus_kernels.operators.batch_invariant.layers import invariant_rms_norm, invariant_rotation, invariant_swiglu
 from gradbus_kernels.operators.batch_invariant.logprob import invariant_logprob, invariant_logprob_reference
 from gradbus_kernels.operators.batch_invariant.matmul import invariant_matmul, invariant_matmul_reference
-from gradbus_kernels.operators.cached_attention.api import cached_attention, rotate_and_cache
+from gradbus_kernels.operators.cached_attention.api import cached_attention, copy_rows, rotate_and_cache
 from gradbus_kernels.operators.cached_attention.reference import (
     CachedRule,
     HeadNorms,
     LayerCache,
     Places,
     cached_attention_reference,
+    copy_rows_reference,
     rotate_and_cache_reference,
 )
 from gradbus_kernels.operators.distillation_loss.api import (
@@ -77,6 +78,8 @@ __all__ = [
     "TeacherRows",
     "cached_attention",
     "cached_attention_reference",
+    "copy_rows",
+    "copy_rows_reference",
     "counter_uniform",
     "invariant_attention",
     "invariant_attention_reference",

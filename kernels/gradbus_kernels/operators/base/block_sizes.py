@@ -177,6 +177,8 @@ CACHED_SPLITS: Final = 16
 """Splits that are joined at a time; a power of two. It decides bits."""
 CACHED_HEADS: Final = 16
 """Heads of a token that one program rotates; a power of two."""
+CACHED_COPY: Final = 4096
+"""Elements of a cache that one program copies; a power of two."""
 
 
 def cached_attention(head_dim: int, item_size: int, queries: int | None = None) -> AttentionBlocks:

@@ -16,6 +16,7 @@ from gradbus_kernels.operators.cached_attention.reference import (
     LayerCache,
     Places,
     cached_attention_reference,
+    copy_rows_reference,
     rotate_and_cache_reference,
 )
 
@@ -47,8 +48,7 @@ def rotate_and_cache(qkv: Tensor, turns: Tensor, cache: LayerCache, places: Plac
 
     `qkv` `[R, C, (H + 2K) D]` has the heads of queries, keys and values in turn. Neighbouring elements of a head are a pair, read as a
     complex number, and multiplied by that of `turns`, float32 `[2, length, D]`: for queries and for keys, by position (Su et al. 2021).
-    `norms` come first. Positions from the capacity on are not stored, and their queries have no meaning. No gradient. Raises ValueError,
-    which names the argument.
+    `norms` come first. No gradient. Raises ValueError, which names the argument; positions are not checked, and must be below the capacity.
     """
     _, key_heads, capacity, size = cache.keys.shape
     check_floats("qkv", qkv, (len(places.rows), None, None))
@@ -65,6 +65,26 @@ def rotate_and_cache(qkv: Tensor, turns: Tensor, cache: LayerCache, places: Plac
     from gradbus_kernels.operators.cached_attention.triton import rotate_into  # noqa: PLC0415 - needs Triton
 
     return rotate_into(qkv.contiguous(), turns, cache, places, norms)
+
+
+def copy_rows(into: Tensor, rows: Tensor, source: Tensor, source_rows: Tensor, length: int) -> None:
+    """Copies the first `length` positions of rows of one cache into rows of another, of all layers.
+
+    `into` and `source` are float `[N, rows, K, capacity, D]`, which differ in rows and capacity alone; `rows` and `source_rows` int64 `[R]`
+    are not checked; no row may be twice among `rows`. Raises ValueError, which names the argument.
+    """
+    check_floats("into", into, (None,) * 5)
+    check_floats("source", source, (into.shape[0], None, into.shape[2], None, into.shape[4]), into)
+    check_dtype("source", source, "into", into)
+    for name, part in (("into", into), ("source", source)):
+        require(part.is_contiguous(), name, "is not contiguous; pass it as it was allocated")
+        require(length <= part.shape[3], name, f"has room for {part.shape[3]} positions; pass one with room for {length}")
+    require(rows.shape == source_rows.shape, "source_rows", f"has shape {tuple(source_rows.shape)}; pass as many as rows")
+    if choose("copy_rows", into, ("reference", "triton")) == "reference":
+        return copy_rows_reference(into, rows, source, source_rows, length)
+    from gradbus_kernels.operators.cached_attention.triton import copy_lines  # noqa: PLC0415 - needs Triton
+
+    return copy_lines(into, rows, source, source_rows, length)
 
 
 def _check_cache(cache: LayerCache, like: Tensor, named: str) -> None:

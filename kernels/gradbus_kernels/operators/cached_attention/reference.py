@@ -72,18 +72,22 @@ def cached_attention_reference(queries: Tensor, cache: LayerCache, places: Place
 
 def rotate_and_cache_reference(qkv: Tensor, turns: Tensor, cache: LayerCache, places: Places, norms: HeadNorms | None = None) -> Tensor:
     """See `rotate_and_cache`."""
-    _, key_heads, capacity, size = cache.keys.shape
+    key_heads, size = cache.keys.shape[1], cache.keys.shape[3]
     heads = qkv.view(*qkv.shape[:2], -1, size)
     queries, keys, values = torch.split(heads, [heads.shape[2] - 2 * key_heads, key_heads, key_heads], dim=2)
     if norms is not None:
         queries, keys = (_normed(part, weight, norms) for part, weight in zip((queries, keys), norms[:2], strict=True))
     positions = places.positions(qkv.shape[1])
-    turned = positions.clamp(max=turns.shape[1] - 1)
-    queries, keys = (_turned(part, table[turned][:, :, None]) for part, table in zip((queries, keys), turns, strict=True))
-    at, token = (positions < capacity).nonzero(as_tuple=True)
+    queries, keys = (_turned(part, table[positions][:, :, None]) for part, table in zip((queries, keys), turns, strict=True))
     for into, new in zip(cache, (keys, values), strict=True):
-        into[places.rows[at], :, positions[at, token]] = new[at, token]
+        into[places.rows[:, None], :, positions] = new
     return queries
+
+
+def copy_rows_reference(into: Tensor, rows: Tensor, source: Tensor, source_rows: Tensor, length: int) -> None:
+    """See `copy_rows`. Waits for the device."""
+    for to, origin in zip(rows.tolist(), source_rows.tolist(), strict=True):
+        into[:, to, :, :length] = source[:, origin, :, :length]
 
 
 def _normed(heads: Tensor, weight: Tensor, norms: HeadNorms) -> Tensor:

@@ -1,4 +1,4 @@
-"""Triton kernels of `cached_attention` and `rotate_and_cache`.
+"""Triton kernels of `cached_attention`, `rotate_and_cache` and `copy_rows`.
 
 A tile has queries of one batch row that share a key head, of one token or of several. With one token a row, its keys are cut into splits
 of a fixed size from position 0 on, each a program of `_attend`; those past the row's length return at once. `_join` joins the splits in
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gradbus_kernels.operators.base.block_sizes import CACHED_HEADS, CACHED_SPLIT, CACHED_SPLITS, INTERPRETED
+from gradbus_kernels.operators.base.block_sizes import CACHED_COPY, CACHED_HEADS, CACHED_SPLIT, CACHED_SPLITS, INTERPRETED
 from gradbus_kernels.operators.base.block_sizes import cached_attention as launch
 from gradbus_kernels.operators.base.triton import tanh
 from gradbus_kernels.operators.cached_attention.reference import CachedRule, HeadNorms, LayerCache, Places
@@ -62,6 +62,16 @@ def rotate_into(qkv: Tensor, turns: Tensor, cache: LayerCache, places: Places, n
             HEADS=heads, KEY_HEADS=key_heads, HEAD=size, DIMS=triton.next_power_of_2(size), BLOCK=CACHED_HEADS,
         )  # fmt: skip
     return queries
+
+
+def copy_lines(into: Tensor, rows: Tensor, source: Tensor, source_rows: Tensor, length: int) -> None:
+    """See `copy_rows`."""
+    layers, _, key_heads, _, size = into.shape
+    if rows.numel() * length:
+        _copy[triton.cdiv(length * size, CACHED_COPY), len(rows), layers * key_heads](
+            into, rows, source, source_rows, into.shape[1], source.shape[1], key_heads,
+            into.shape[3] * size, source.shape[3] * size, length * size, BLOCK=CACHED_COPY,
+        )  # fmt: skip
 
 
 def _of_norms(norms: HeadNorms | None) -> dict[str, Any]:
@@ -244,3 +254,15 @@ def _weighted(
     if OFFSET:
         weight = weight + 1.0
     return (unit * weight).to(dtype).to(tl.float32)
+
+
+@triton.jit
+def _copy(
+    into, rows, source, source_rows, row_count, source_count, key_heads, apart, source_apart, length, BLOCK: tl.constexpr
+) -> None:  # fmt: skip
+    """A block of one key head's positions, of a layer's keys or values."""
+    part, key_head = tl.program_id(2).to(tl.int64) // key_heads, tl.program_id(2) % key_heads
+    to = ((part * row_count + tl.load(rows + tl.program_id(1))) * key_heads + key_head) * apart
+    origin = ((part * source_count + tl.load(source_rows + tl.program_id(1))) * key_heads + key_head) * source_apart
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(into + to + at, tl.load(source + origin + at, mask=at < length), mask=at < length)

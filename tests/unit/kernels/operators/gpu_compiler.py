@@ -70,7 +70,7 @@ def prefix_shared_attention() -> None:
 
 
 def cached_attention() -> None:
-    from gradbus_kernels.operators.cached_attention.triton import attend_cached, rotate_into
+    from gradbus_kernels.operators.cached_attention.triton import attend_cached, copy_lines, rotate_into
 
     for dtype, count, rule in ((torch.bfloat16, 1, CachedRule(0.1)), (torch.float32, 9, CachedRule(0.1, 300, 50.0))):
         cache = LayerCache(*torch.empty(2, 3, 2, 1024, 128, dtype=dtype))
@@ -79,6 +79,7 @@ def cached_attention() -> None:
             torch.empty(3, count, 8 * 128, dtype=dtype), torch.empty(2, 1024, 128), cache, places, HeadNorms(norm, norm, 1e-6)
         )
         attend_cached(queries, cache, places, rule, torch.empty(4, dtype=dtype))
+        copy_lines(*(torch.empty(4, 3, 2, 64, 128, dtype=dtype), places.rows) * 2, 40)
 
 
 def compile_instead_of_launching(target: GPUTarget) -> set[str]:

@@ -13,7 +13,7 @@ import pytest
 KERNELS = {
     "sample": ["candidates_kernel", "draw_kernel", "statistics_kernel"],
     "linear_sample": ["_head", "candidates_kernel", "draw_kernel"],
-    "cached_attention": ["_attend", "_join", "_rotate"],
+    "cached_attention": ["_attend", "_copy", "_join", "_rotate"],
     "invariant_embedding": ["_row_sums"],
     "decoder_layer": [
         *("_add_sums", "_norm_backward", "_norm_forward", "_normed_rotary_backward", "_normed_rotary_forward", "_rotary"),

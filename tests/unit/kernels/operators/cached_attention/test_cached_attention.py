@@ -15,6 +15,7 @@ from gradbus_kernels.operators import (
     Places,
     cached_attention,
     cached_attention_reference,
+    copy_rows,
     rotate_and_cache,
     rotate_and_cache_reference,
     using,
@@ -49,7 +50,7 @@ def _small_blocks(monkeypatch):
         kernels = import_module("gradbus_kernels.operators.cached_attention.triton")
         blocks = import_module("gradbus_kernels.operators.base.block_sizes").AttentionBlocks(queries=16, keys=8, warps=1, stages=1)
         monkeypatch.setattr(kernels, "launch", lambda *_: blocks)
-        for name, size in {"CACHED_SPLIT": 16, "CACHED_SPLITS": 2, "CACHED_HEADS": 4}.items():
+        for name, size in {"CACHED_SPLIT": 16, "CACHED_SPLITS": 2, "CACHED_HEADS": 4, "CACHED_COPY": 32}.items():
             monkeypatch.setattr(kernels, name, size)
 
 
@@ -157,7 +158,7 @@ def rotated_by_definition(qkv, turns, places, norms, key_heads, size):
 @pytest.mark.parametrize("starts", STARTS)
 @pytest.mark.parametrize(("heads", "size"), [((6, 2), 16), ((3, 1), 12)])
 def test_queries_are_turned_and_keys_and_values_lie_where_attention_finds_them(heads, size, starts, kind, dtype, implementation):
-    (count, begins), key_heads, capacity = STARTS[starts], heads[1], 74  # the last chunk does not fit
+    (count, begins), key_heads, capacity = STARTS[starts], heads[1], 75
     norms = None if kind is None else HeadNorms(*(draw(size + n).narrow(0, 0, size).to(dtype) for n in (1, 2)), 1e-6, kind)
     cache = LayerCache(*torch.full((2, len(begins) + 1, key_heads, capacity, size), NAN, dtype=dtype))
     expected = LayerCache(*(part.double() for part in cache))
@@ -165,9 +166,8 @@ def test_queries_are_turned_and_keys_and_values_lie_where_attention_finds_them(h
     qkv = draw(len(begins), count, (heads[0] + 2 * key_heads) * size, dtype=dtype)
     queries, keys, values = rotated_by_definition(qkv, turns, places, norms, key_heads, size)
     for item, (start, row) in enumerate(zip(begins, places.rows.tolist(), strict=True)):
-        end = min(start + count, capacity)
         for part, new in zip(expected, (keys, values), strict=True):
-            part[row, :, start:end] = new[item, : end - start].transpose(0, 1)
+            part[row, :, start : start + count] = new[item].transpose(0, 1)
     found = rotate_and_cache(qkv, turns, cache, places, norms)
     tolerance = {"rtol": 0.0, "atol": 3 * torch.finfo(dtype).eps * float(keys.abs().max())}  # three roundings
     torch.testing.assert_close(found.double(), queries, **tolerance)
@@ -186,6 +186,16 @@ def test_rotated_bits_are_the_references_up_to_rounding_in_bfloat16():
         torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-6)
 
 
+@pytest.mark.parametrize("length", [0, 1, 7, 20])
+def test_copied_rows_have_the_sources_positions_and_nothing_else_changes(length, dtype, implementation):
+    into, source = torch.full((4, 5, 2, 20, 6), 3.0, dtype=dtype), draw(4, 3, 2, 24, 6, dtype=dtype)
+    rows, source_rows = torch.tensor([4, 0, 2]), torch.tensor([1, 1, 2])
+    expected = into.clone()
+    expected[:, rows, :, :length] = source[:, source_rows, :, :length]
+    copy_rows(into, rows, source, source_rows, length)
+    assert torch.equal(into, expected)
+
+
 GOOD = {
     "queries": (
         torch.zeros(2, 1, 4, 8),
@@ -200,6 +210,13 @@ GOOD = {
         Places(*torch.zeros(2, 2, dtype=torch.int64)),
     ),
 }
+GOOD["into"] = (
+    torch.zeros(4, 3, 2, 16, 8),
+    torch.zeros(1, dtype=torch.int64),
+    torch.ones(4, 1, 2, 16, 8),
+    torch.zeros(1, dtype=torch.int64),
+    12,
+)
 BAD = [
     (cached_attention, "queries", 0, torch.zeros(2, 1, 3, 8), "queries: has 3 heads"),
     (cached_attention, "queries", 0, torch.zeros(3, 1, 4, 8), "queries: has shape"),
@@ -210,6 +227,10 @@ BAD = [
     (rotate_and_cache, "qkv", 0, torch.zeros(2, 1, 60), "qkv: has 60 columns"),
     (rotate_and_cache, "qkv", 0, torch.zeros(2, 1, 32), "qkv: has 32 columns"),
     (rotate_and_cache, "qkv", 1, torch.zeros(2, 15, 8), "turns: ends at 15"),
+    (copy_rows, "into", 0, torch.zeros(4, 3, 2, 9, 8), "into: has room for 9"),
+    (copy_rows, "into", 0, torch.zeros(4, 3, 2, 8, 16).transpose(3, 4), "into: is not contiguous"),
+    (copy_rows, "into", 2, torch.zeros(4, 3, 1, 16, 8), "source: has shape"),
+    (copy_rows, "into", 3, torch.zeros(2, dtype=torch.int64), "source_rows: has shape"),
 ]
 
 

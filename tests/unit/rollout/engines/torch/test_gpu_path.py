@@ -12,7 +12,6 @@ from safetensors.torch import load_file
 from gradbus_kernels.operators import using
 from gradbus_rollout.engines.base import PromptGroup
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
-from gradbus_rollout.engines.torch.cached import cache
 from gradbus_rollout.engines.torch.cached.cache import room_for
 from gradbus_rollout.engines.torch.gpu import prefill
 from gradbus_rollout.engines.torch.gpu.prefill import PackedPrefill
@@ -137,33 +136,19 @@ def test_a_caches_room_is_enough_and_not_much_more(length):
 
 
 @torch.inference_mode()
-def test_a_cache_that_grows_keeps_what_it_has_and_copies_arrive_in_parts_as_at_once(model_folder, load, monkeypatch):
+def test_a_cache_that_grows_keeps_what_it_has_and_prompts_are_copied(model_folder, load):
     model = load(model_folder)
-    filled = PackedPrefill(model, 4, "cpu")
+    filled, copied = PackedPrefill(model, 4, "cpu"), model.new_cache(8)
     filled.run(random_prompts(40, 40, 40, 40))
     before = [part.clone() for part in filled.cache.tensors]
-    lanes, rows, copies = torch.tensor([2, 0, 2, 3, 1]), torch.tensor([6, 1, 0, 3, 5]), []
-    for elements in (1 << 24, 1):
-        monkeypatch.setattr(cache, "_COPIED_ELEMENTS", elements)
-        copies.append(model.new_cache(8))
-        copies[-1].copy_rows(rows, filled.cache, lanes, 40)
-    assert copies[0].layers[1].keys[6, :, :40].any()
-    assert torch.equal(copies[0].layers[1].values[rows, :, :40], filled.cache.layers[1].values[lanes, :, :40])
-    assert all(map(torch.equal, copies[0].tensors, copies[1].tensors))
+    lanes, rows = torch.tensor([2, 0, 2, 3, 1]), torch.tensor([6, 1, 0, 3, 5])
+    copied.copy_rows(rows, filled.cache, lanes, 40)
+    for into, origin in zip(copied.layers, filled.cache.layers, strict=True):
+        assert into.keys[6, :, :40].any()
+        assert all(torch.equal(to[rows, :, :40], of[lanes, :, :40]) for to, of in zip(into, origin, strict=True))
     filled.cache.reserve(300)
     assert filled.cache.capacity == 512
     storage, turns = filled.cache.tensors
     assert torch.equal(storage[..., :256, :], before[0])
     assert not storage[..., 256:, :].any()
     assert torch.equal(turns[:, :256], before[1])
-
-
-@torch.inference_mode()
-def test_positions_past_the_caches_room_are_not_stored(model_folder, load):
-    model = load(model_folder)
-    kept = model.new_cache(2)
-    kept.reserve(1)
-    kept.layers[0].keys.fill_(5.0)
-    model.forward(torch.zeros(2, 1, dtype=torch.int64), torch.tensor([[300], [255]]), kept)
-    assert torch.equal(kept.layers[0].keys[0], torch.full_like(kept.layers[0].keys[0], 5.0))
-    assert not torch.equal(kept.layers[0].keys[1, :, 255], kept.layers[0].keys[1, :, 254])

@@ -12,12 +12,10 @@ from torch import Tensor
 from gradbus.formats.model_config import ModelConfig
 from gradbus.formats.rope_config import RopeConfig
 from gradbus_kernels.models.rotary import rotation_tables
-from gradbus_kernels.operators import LayerCache
+from gradbus_kernels.operators import LayerCache, copy_rows
 
 _LEAST: Final = 256
 """Positions of the smallest step by which a cache grows."""
-_COPIED_ELEMENTS: Final = 1 << 24
-"""Of prompts that are copied at a time, so that a copy of all of them is never in memory."""
 
 
 def room_for(length: int) -> int:
@@ -69,7 +67,5 @@ class RowCache:
     def copy_rows(self, rows: Tensor, source: RowCache, source_rows: Tensor, length: int) -> None:
         """See `Cache`."""
         self.reserve(length)
-        layers, both, _, heads, _, size = self._storage.shape
-        at_once = max(1, _COPIED_ELEMENTS // (layers * both * heads * size * length))
-        for to, origin in zip(torch.split(rows, at_once), torch.split(source_rows, at_once), strict=True):
-            self._storage[..., :length, :].index_copy_(2, to, source._storage[..., :length, :].index_select(2, origin))
+        into, origin = (cache._storage.flatten(0, 1) for cache in (self, source))
+        copy_rows(into, rows, origin, source_rows, length)
