@@ -16,7 +16,7 @@ PARTS: Final = (
     Part("decoder", f"{_HERE}.decoder", 50.0),
     Part("trainer", f"{_HERE}.trainer", 90.0),
     Part("engine", f"{_HERE}.engine", 70.0),
-    Part("weights", f"{_HERE}.weights", 60.0),
+    Part("weights", f"{_HERE}.weights", 80.0),
     Part("two_processes", f"{_HERE}.two_processes", 40.0),
     Part("deepspeed", f"{_HERE}.deepspeed_rank", 50.0),
     Part("stack", f"{_HERE}.stack", 80.0),
