@@ -31,20 +31,40 @@ from gradbus_kernels.weights.threads import thread_count, weight_threads
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
 from gradbus_trainer.learners.torch import TorchLearner
 from gradbus_trainer.tensors.export import Export, export_version
+from gradbus_trainer.tensors.lazy_tensors import LazyTensors
 from gradbus_trainer.tensors.scratch import Scratch
 
 _Result = TypeVar("_Result")
 
 
 def run(context: Context) -> None:
-    """In bfloat16, the dtype of both sides."""
+    """In bfloat16, the dtype of both sides; the larger model without a learner, which would take most of the time."""
     context.fact("device", {"threads for weights": thread_count()})
     _host(context)
     if context.dry:
-        return _Path(context, "tiny", TINY).run()
-    _Path(context, "0.5B", HALF_BILLION).run()
+        return _learned(context, "tiny", TINY)
+    _learned(context, "0.5B", HALF_BILLION)
     torch.cuda.empty_cache()
-    return _Path(context, "1.7B", LARGER).run()
+    return _given(context, "1.7B", LARGER)
+
+
+def _learned(context: Context, name: str, config: Config) -> None:
+    """The versions before and after a learner's step."""
+    folder = write_model(context.folder / name, config, context.device, torch.bfloat16)
+    learner = TorchLearner(folder, spec("bf16", learning_rate=1e-6), context.device)
+    _Path(context, name, folder).run(learner.weights, lambda: learner.train(batch(0, config["vocab_size"], 2, 20, 9)))
+
+
+def _given(context: Context, name: str, config: Config) -> None:
+    """The folder's weights, and some of them changed by a unit in the last place."""
+    folder = write_model(context.folder / name, config, context.device, torch.bfloat16)
+    tensors = {key: tensor.to(context.device) for key, tensor in load_file(folder / "model.safetensors").items()}
+
+    def change() -> None:
+        for tensor in tensors.values():
+            tensor.view(torch.int16).add_((torch.rand(tensor.shape, device=context.device) < 0.005).to(torch.int16))
+
+    _Path(context, name, folder).run(lambda: LazyTensors.of(tensors), change)
 
 
 def _host(context: Context) -> None:
@@ -81,31 +101,30 @@ class _Path:
 
     context: Context
     name: str
-    config: Config
+    folder: Path
 
-    def run(self) -> None:
-        """Version 0, a step, version 1, its delta, and both loaded by an engine beside the learner."""
-        folder = write_model(self.context.folder / self.name, self.config, self.context.device, torch.bfloat16)
-        learner = TorchLearner(folder, spec("bf16", learning_rate=1e-6), self.context.device)
+    def run(self, weights: Callable[[], LazyTensors], change: Callable[[], object]) -> None:
+        """Version 0, a change, version 1, its delta, and both loaded by an engine."""
         scratch = Scratch(self.context.folder / f"{self.name}-versions")
-        first = self._exported(0, learner, scratch, "export with its digest, the first")
-        learner.train(batch(0, self.config["vocab_size"], 2, 20, 9))
-        second = self._exported(1, learner, scratch, "export with its digest")
-        self._phases(learner, scratch, second)
+        first = self._exported(0, weights(), scratch, "export with its digest, the first")
+        change()
+        second = self._exported(1, weights(), scratch, "export with its digest")
+        self._phases(weights(), scratch, second)
         self._holds("a step changes the version", first.digest != second.digest)
         rebuilt = self._delta(first, second)
-        self._load(folder, [(first.file.path, first.digest), (rebuilt, second.digest)])
-        shutil.rmtree(folder)
+        self._load([(first.file.path, first.digest), (rebuilt, second.digest)])
+        shutil.rmtree(self.folder)
+        rebuilt.unlink()
 
-    def _exported(self, step: int, learner: TorchLearner, scratch: Scratch, what: str) -> Export:
+    def _exported(self, step: int, weights: LazyTensors, scratch: Scratch, what: str) -> Export:
         """The later one finds the buffers made."""
-        export, took = self._timed(lambda: export_version(step, learner.weights(), False, scratch, torch.bfloat16))
+        export, took = self._timed(lambda: export_version(step, weights, False, scratch, torch.bfloat16))
         self._speed(what, export.file.size_bytes / took, "d2h_pinned")
         return export
 
-    def _phases(self, learner: TorchLearner, scratch: Scratch, export: Export) -> None:
-        """The parts of an export one by one, all but the last with kept buffers; together they overlap."""
-        reader, weights, size = PieceReader(), learner.weights(), export.file.size_bytes
+    def _phases(self, weights: LazyTensors, scratch: Scratch, export: Export) -> None:
+        """The parts of an export one by one, with kept buffers; together they overlap."""
+        reader, size = PieceReader(), export.file.size_bytes
 
         def copy() -> None:
             for name in weights:
@@ -124,27 +143,26 @@ class _Path:
         file.remove()
 
     def _delta(self, first: Export, second: Export) -> Path:
-        """The second version's file, made again from the first and the delta; cold: while the loops are compiled."""
+        """The second version's file, made again from the first and the delta; cold: into new memory, while the loops are compiled."""
         old, new = first.file.mapped(), second.file.mapped()
-        path = self.context.folder / f"{self.name}-rebuilt.safetensors"
+        target = _memory(len(new))
         for state in ("cold", "warm"):
             delta, took = self._timed(lambda: encode_file_delta(old, new))
             self._speed(f"delta, {state}", len(new) / took)
-            with path.open("w+b") as file:
-                file.truncate(len(new))
-                target = memoryview(mmap.mmap(file.fileno(), len(new)))
-                _, took = self._timed(lambda delta=delta, target=target: apply_file_delta(memoryview(delta), old, target))
+            _, took = self._timed(lambda delta=delta: apply_file_delta(memoryview(delta), old, target))
             self._speed(f"applying the delta, {state}", len(new) / took)
             if state == "cold" and len(new) >= COMPILE_BYTES:
                 loops, took = self._timed(compiled_loops)
                 self.context.speed(f"{self.name}: waited for the compiled loops ({'there' if loops else 'numpy serves'})", took, "s")
         self.context.speed(f"{self.name}: size of the delta", len(delta), "B", ("the file", len(new)))
         self._holds("the delta leads to the same file", xxh3_128(target).digest() == xxh3_128(new).digest())
+        path = self.context.folder / f"{self.name}-rebuilt.safetensors"
+        path.write_bytes(target)
         return path
 
-    def _load(self, folder: Path, versions: list[tuple[Path, str]]) -> None:
+    def _load(self, versions: list[tuple[Path, str]]) -> None:
         device = self.context.device
-        engine = TorchEngine.from_folder(folder, TorchEngineConfig(slots=8, max_new_tokens=4, device=device, dtype="bfloat16"))
+        engine = TorchEngine.from_folder(self.folder, TorchEngineConfig(slots=8, max_new_tokens=4, device=device, dtype="bfloat16"))
         for number, (path, digest) in enumerate(versions):
             attested, took = self._timed(lambda path=path, number=number: asyncio.run(engine.load([path], number)))
             self._speed(f"load with its digest, {('the first', 'the second')[number]}", path.stat().st_size / took, "h2d_pinned")
@@ -167,6 +185,13 @@ class _Path:
         result = work()
         synchronize(self.context.device)
         return result, time.perf_counter() - began
+
+
+def _memory(size: int) -> memoryview:
+    """In large pages, as a worker rebuilds a version."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)
 
 
 def _send(sender: PieceSender, file: Path, device: str) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Future, wait
-from dataclasses import dataclass
-from typing import Any
+from queue import SimpleQueue
 
 import torch
 from torch import Tensor
@@ -31,25 +29,8 @@ def bytes_of(elements: Tensor) -> memoryview:
     return elements.reshape(-1).view(torch.uint8).numpy().data
 
 
-@dataclass(slots=True, eq=False)
-class Buffer:
-    """A buffer, and what still uses it: a thread's work on it, or a copy from it to the device."""
-
-    memory: Tensor
-    work: Future[Any] | None = None
-    copy: torch.cuda.Event | None = None
-
-    def settle(self) -> None:
-        """Waits until nothing uses it; what the work raised is its caller's."""
-        if self.work is not None:
-            wait([self.work])
-        if self.copy is not None:
-            self.copy.synchronize()
-        self.work = self.copy = None
-
-
 class HostBuffers:
-    """Buffers of PIECE_BYTES that take turns: `count` of them, made when first needed and kept. Belongs to one thread.
+    """Buffers of PIECE_BYTES, `count` at most, made when first needed and kept. One thread takes them, any gives them back.
 
     For a GPU they are pinned: a copy between it and other memory is several times slower, and to pin a buffer takes longer than to fill it.
     """
@@ -57,22 +38,24 @@ class HostBuffers:
     def __init__(self) -> None:
         self.count = thread_count() + 2
         """One for each thread, one that is copied, one that waits."""
-        self._made: list[Buffer] = []
-        self._turn = 0
+        self._free: SimpleQueue[Tensor] = SimpleQueue()
+        self._made = 0
 
-    def take(self, dtype: torch.dtype, count: int, pinned: bool) -> tuple[Buffer, Tensor]:
-        """The buffer that was taken longest ago, once nothing uses it, and its first `count` elements."""
-        if self._turn == len(self._made):
-            self._made.append(Buffer(torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=pinned)))
-        buffer = self._made[self._turn]
-        self._turn = (self._turn + 1) % self.count
-        buffer.settle()
-        return buffer, buffer.memory[: count * dtype.itemsize].view(dtype)
+    @property
+    def all_taken(self) -> bool:
+        """Whether `take` would wait."""
+        return self._free.empty() and self._made == self.count
 
-    def settle(self) -> None:
-        """Waits until nothing uses any of them."""
-        for buffer in self._made:
-            buffer.settle()
+    def take(self, pinned: bool) -> Tensor:
+        """A buffer, as bytes. Waits until one is free."""
+        if self._free.empty() and self._made < self.count:
+            self._made += 1
+            return torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=pinned)
+        return self._free.get()
+
+    def give_back(self, buffer: Tensor) -> None:
+        """Nothing uses the buffer any more."""
+        self._free.put(buffer)
 
 
 def event_after(copy_on: Tensor) -> torch.cuda.Event | None:

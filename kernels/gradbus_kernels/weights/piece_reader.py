@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import partial
+from threading import Semaphore
 from typing import Any, TypeVar
 
 import torch
@@ -28,48 +28,47 @@ class PieceReader:
 
     def __init__(self) -> None:
         self._buffers = HostBuffers()
-        self._in_place: deque[Future[Any]] = deque()
-        """Work under way on tensors themselves."""
+        self._in_place = Semaphore(self._buffers.count)
+        self._under_way: list[Future[Any]] = []
 
     def submit(self, tensor: Tensor, dtype: torch.dtype, work: Work[_Result]) -> list[Future[_Result]]:
         """Has `work` done on each piece of the tensor in `dtype`, which may be changed after `finish`. Waits while too much is under way.
 
         A future raises what the work raised.
         """
-        start = self._uncopied if on_host(tensor) and tensor.dtype == dtype else self._copied
+        in_place = on_host(tensor) and tensor.dtype == dtype
+        start = self._uncopied if in_place else self._copied
         futures = [start(piece, dtype, partial(work, begin * dtype.itemsize)) for begin, piece in pieces_of(tensor, dtype.itemsize)]
-        if len(futures) > 1:
-            self._leave_under_way(0)  # or two large tensors would be in memory
+        self._under_way += futures
+        if in_place and len(futures) > 1:
+            wait(futures)  # or two large tensors would be in memory
         return futures
 
     def finish(self) -> None:
         """Waits for all work; nothing reads the tensors and buffers afterwards."""
-        self._leave_under_way(0)
-        self._buffers.settle()
-
-    def _leave_under_way(self, most: int) -> None:
-        while len(self._in_place) > most:
-            wait([self._in_place.popleft()])
+        wait(self._under_way)
+        self._under_way = []
 
     def _uncopied(self, piece: Tensor, _: torch.dtype, work: Callable[[memoryview], _Result]) -> Future[_Result]:
-        self._leave_under_way(self._buffers.count - 1)
         content = bytes_of(piece)
+        self._in_place.acquire()
         future = submit(partial(work, content), len(content))
-        self._in_place.append(future)
+        future.add_done_callback(lambda _: self._in_place.release())
         return future
 
     def _copied(self, piece: Tensor, dtype: torch.dtype, work: Callable[[memoryview], _Result]) -> Future[_Result]:
-        buffer, elements = self._buffers.take(dtype, piece.numel(), piece.is_cuda)
+        buffer = self._buffers.take(piece.is_cuda)
+        elements = buffer[: piece.numel() * dtype.itemsize].view(dtype)
         elements.copy_(piece.to(dtype) if piece.is_cuda else piece, non_blocking=True)
         arrived = event_after(piece)
         content = bytes_of(elements)  # here: in a thread without inference mode torch refuses tensors of that mode
-        if arrived is None:
-            buffer.work = future = submit(partial(work, content), len(content))
-            return future
 
         def work_on() -> _Result:
-            arrived.synchronize()
+            if arrived is not None:
+                arrived.synchronize()
             return work(content)
 
-        buffer.work = future = weight_threads().submit(work_on)  # whatever its size: it may wait for the pieces before it
+        # On a GPU whatever its size: it may wait for the pieces before it.
+        future = submit(work_on, len(content)) if arrived is None else weight_threads().submit(work_on)
+        future.add_done_callback(lambda _: self._buffers.give_back(buffer))
         return future

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -36,17 +37,17 @@ def export_version(step: int, weights: LazyTensors, noop: bool, scratch: Scratch
 
     Raises StorageError, and TrainingError for weights that are not finite: a step may make them so from a finite gradient.
     """
-    finite: dict[str, torch.Tensor] = {}
+    sums: dict[str, torch.Tensor] = {}
 
     def checked(name: str) -> torch.Tensor:
         tensor = weights[name]
-        finite[name] = tensor.sum().isfinite()  # reads the tensor once and makes no other; weights whose sum overflows are useless too
+        sums[name] = tensor.sum()  # reads the tensor once and makes no other; weights whose sum overflows are useless too
         return tensor
 
     digest = WeightsDigest()
     file = scratch.write(LazyTensors(weights.shapes, checked), dtype, PYTORCH, digest)
-    for name in sorted(finite):  # only now: to ask a device for one answer waits for all that it has been given
-        if not finite[name]:
+    for name in sorted(sums):  # only now: to ask a device for one number waits for all that it has been given
+        if not math.isfinite(sums[name].item()):
             file.remove()
             raise TrainingError(
                 f"weight {name} of version {step} is not finite; lower trainer.learning_rate or trainer.weight_decay, and submit again"

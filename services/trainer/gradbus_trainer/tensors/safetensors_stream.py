@@ -6,12 +6,10 @@ https://github.com/huggingface/safetensors#format: the header's length in 8 byte
 from __future__ import annotations
 
 import math
-import os
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from threading import Lock
 from typing import BinaryIO
 
 import torch
@@ -21,6 +19,7 @@ from gradbus_kernels.weights.digest import SAFETENSORS_DTYPES
 from gradbus_kernels.weights.digest_tree import WeightsDigest, piece_digest
 from gradbus_kernels.weights.piece_reader import PieceReader
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
+from gradbus_trainer.tensors.output import Output, open_output
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +36,21 @@ def write_safetensors(
 ) -> None:
     """Writes `tensors` into an empty file, to the byte as the library does.
 
-    Threads hash pieces for `digest`, and one at a time writes, while others are on their way from the device; see `PieceReader` for what is
-    in memory. Raises OSError.
+    Threads hash pieces for `digest` and write them while others are on their way from the device; see `PieceReader` for what is in memory.
+    Raises OSError.
     """
     dtype = layout.dtype
     head = header({name: (SAFETENSORS_DTYPES[dtype], tensors.shapes[name]) for name in sorted(tensors)}, layout.metadata)
-    output = _Output(file)
+    output = open_output(file, len(head) + size_of(tensors.shapes, dtype))
+    output.reserve(0, len(head))
     output.write(0, head)
     begin, under_way = len(head), deque[Future[bytes]]()
     try:
         for name in sorted(tensors):
+            size = dtype.itemsize * math.prod(tensors.shapes[name])
+            output.reserve(begin, size)
             pieces = reader.submit(tensors[name], dtype, _Writing(output, begin, digest is not None).work)
-            begin += dtype.itemsize * math.prod(tensors.shapes[name])
+            begin += size
             if digest is not None:
                 digest.begin(name, SAFETENSORS_DTYPES[dtype], tensors.shapes[name])
                 for piece in pieces:
@@ -67,25 +69,11 @@ def size_of(shapes: Mapping[str, torch.Size], dtype: torch.dtype) -> int:
     return sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
 
 
-class _Output:
-    """A file that threads write into, one at a time: the system would let others wait, and some file systems spin for it."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file.fileno()
-        self._lock = Lock()
-
-    def write(self, begin: int, content: bytes | memoryview) -> None:
-        with self._lock:
-            while content:
-                count = os.pwrite(self._file, content, begin)
-                begin, content = begin + count, content[count:]
-
-
 @dataclass(frozen=True, slots=True)
 class _Writing:
     """The work on one tensor."""
 
-    output: _Output
+    output: Output
     begin: int
     hashed: bool
 

@@ -71,7 +71,7 @@ class Scratch:
         """A new file with these tensors, which `write` fills. Raises StorageError, and leaves no file, when the disk is full."""
         path = self.new()
         try:
-            with path.open("xb") as file:
+            with path.open("x+b") as file:
                 write(file)
             written = TensorFile(path, names, path.stat().st_size)
         except OSError as error:

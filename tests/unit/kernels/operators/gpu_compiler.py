@@ -63,9 +63,9 @@ def decoder_layer() -> None:
 def prefix_shared_attention() -> None:
     from gradbus_kernels.operators.prefix_shared_attention.triton import attend_on_gpu
 
-    layout = PrefixLayout.of_lengths([300, 70, 9], [None, 0, 0])
+    layout = PrefixLayout.of_lengths([300, 8300, 9], [None, 0, 0])
     for dtype, softcap in ((torch.bfloat16, None), (torch.float32, None), (torch.bfloat16, 50.0)):
-        inputs = [torch.randn(379, heads, 128).to(dtype).requires_grad_() for heads in (4, 2, 2)]
+        inputs = [torch.randn(layout.tokens, heads, 128).to(dtype).requires_grad_() for heads in (4, 2, 2)]
         attend_on_gpu(*inputs, AttentionRule(layout, 0.1, softcap=softcap)).sum().backward()
 
 

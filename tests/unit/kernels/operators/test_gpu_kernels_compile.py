@@ -19,7 +19,7 @@ KERNELS = {
         *("_add_sums", "_norm_backward", "_norm_forward", "_normed_rotary_backward", "_normed_rotary_forward", "_rotary"),
         *("_swiglu_backward", "_swiglu_forward"),
     ],
-    "prefix_shared_attention": ["_backward_key", "_backward_query", "_forward"],
+    "prefix_shared_attention": ["_add_parts", "_backward_key", "_backward_query", "_forward"],
 }
 DEAR = {"cached_attention", "sample", "linear_sample", "prefix_shared_attention"}
 

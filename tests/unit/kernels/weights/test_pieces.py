@@ -74,7 +74,7 @@ def test_a_devices_piece_is_not_overwritten_while_a_thread_works_on_it(monkeypat
     thread.join(20)
     found = [future.result() for futures in submitted for future in futures]
     assert found == [torch.full((PIECE // 4,), float(number)).numpy().tobytes() for number in range(2 * most)]
-    assert len(reader._buffers._made) == most
+    assert reader._buffers._made == most
 
 
 def test_a_large_tensor_of_the_host_is_let_go_before_the_next(monkeypatch):

@@ -11,6 +11,7 @@ from gradbus_kernels.weights import host_buffers, threads
 from gradbus_kernels.weights.digest import weights_digest
 from gradbus_kernels.weights.digest_tree import WeightsDigest
 from gradbus_kernels.weights.piece_reader import PieceReader
+from gradbus_trainer.tensors import output
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
 from gradbus_trainer.tensors.safetensors_stream import TensorLayout, write_safetensors
 
@@ -24,8 +25,14 @@ TENSORS = {
 }
 
 
+@pytest.fixture(params=[1, 4], ids=["written", "mapped"], autouse=True)
+def by_threads(request, monkeypatch):
+    """So many threads that the file is written, or mapped."""
+    monkeypatch.setattr(output, "thread_count", lambda: request.param)
+
+
 def written(path, tensors, layout, digest=None):
-    with path.open("wb") as file:
+    with path.open("w+b") as file:
         write_safetensors(file, tensors, layout, PieceReader(), digest)
     return path.read_bytes()
 

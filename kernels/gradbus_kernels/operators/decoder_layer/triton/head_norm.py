@@ -11,15 +11,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gradbus_kernels.operators.base.block_sizes import rotary_tokens
-from gradbus_kernels.operators.decoder_layer.head_norm import HeadNorms
-from gradbus_kernels.operators.decoder_layer.rotary import Rotation
 from gradbus_kernels.operators.decoder_layer.triton.norm import add_sums, shares
 from gradbus_kernels.operators.decoder_layer.triton.rotary import dense, turned_pair
 
 
-def normed_rotary(qkv: Tensor, norms: HeadNorms, rotation: Rotation, key_heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Query, key and value; see `normed_rotary` above."""
-    found: tuple[Tensor, Tensor, Tensor] = _NormedRotary.apply(qkv, norms.query, norms.key, (*rotation, norms.eps, key_heads))
+def normed_rotary(
+    qkv: Tensor, norms: tuple[Tensor, Tensor, float], rotation: tuple[Tensor, Tensor], key_heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value; see `normed_rotary` above. `norms`: the weights of queries and keys, and epsilon."""
+    query, key, eps = norms
+    found: tuple[Tensor, Tensor, Tensor] = _NormedRotary.apply(qkv, query, key, (*rotation, eps, key_heads))
     return found
 
 
