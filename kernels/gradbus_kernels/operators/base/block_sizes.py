@@ -157,7 +157,7 @@ NORM_SUMS: Final = RowTile(rows=64, columns=32, warps=4)
 
 def norm_rows(width: int) -> RowTile:
     """Whole rows of this many columns: about 32 elements a thread, and of narrow rows several for each warp."""
-    columns = max(16, _power_of_two(width))
+    columns = max(16, power_of_two(width))
     warps = min(16, max(4, columns // 1024))
     return RowTile(max(1, 1024 * warps // columns), columns, warps, programs=256)
 
@@ -167,7 +167,8 @@ def rotary_tokens(pairs: int) -> RowTile:
     return RowTile(max(1, 1024 // pairs), pairs, warps=2, programs=64)
 
 
-def _power_of_two(at_least: int) -> int:
+def power_of_two(at_least: int) -> int:
+    """The least power of two from `at_least` on; triton has such a function too, but is not everywhere."""
     return 1 << (at_least - 1).bit_length()
 
 
