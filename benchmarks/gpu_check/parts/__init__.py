@@ -15,7 +15,7 @@ PARTS: Final = (
     Part("operators", f"{_HERE}.operators", 110.0, _INTERPRETED),
     Part("decoder", f"{_HERE}.decoder", 90.0),
     Part("trainer", f"{_HERE}.trainer", 70.0),
-    Part("engine", f"{_HERE}.engine", 70.0),
+    Part("engine", f"{_HERE}.engine", 90.0),
     Part("weights", f"{_HERE}.weights", 80.0),
     Part("two_processes", f"{_HERE}.two_processes", 40.0),
     Part("deepspeed", f"{_HERE}.deepspeed_rank", 50.0),

@@ -75,12 +75,10 @@ def _bits(context: Context, name: str, folder: Path, slots: int) -> None:
     context.holds(f"{what} alone and first among others", drawn(asyncio.run(engine.generate([probe, *others]))[:1]) == alone)
     context.holds(f"{what} alone and last among others", drawn(asyncio.run(engine.generate([*others, probe]))[-1:]) == alone)
     context.holds(f"{what} after a release while it ran", drawn(asyncio.run(_interrupted(engine, folder, probe))) == alone)
-    asyncio.run(engine.close())
-    eager = _engine(folder, context, slots, _NEW, torch.bfloat16)
-    for graph in eager._scheduler._graphs:  # no setting of a run switches them off
+    for graph in engine._scheduler._graphs:  # no setting of a run switches them off
         graph.uses_graph = False
-    context.holds(f"{what} by graphs and kernel by kernel", drawn(asyncio.run(eager.generate([probe]))) == alone)
-    asyncio.run(eager.close())
+    context.holds(f"{what} by graphs and kernel by kernel", drawn(asyncio.run(engine.generate([probe]))) == alone)
+    asyncio.run(engine.close())
 
 
 def _other_weights(context: Context, folder: Path) -> None:
