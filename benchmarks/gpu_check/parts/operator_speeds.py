@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
+from torch import Tensor
 
 from gpu_check.context import Context
 from gpu_check.timing import seconds
 from gradbus_kernels import operators as ops
+from gradbus_kernels.operators.decoder_layer.norm import rms_norm
+from gradbus_kernels.operators.decoder_layer.rotary import Rotation, rotary
+from gradbus_kernels.operators.decoder_layer.swiglu import swiglu
 
 _WARMED = 5
 
@@ -17,6 +23,7 @@ def run(context: Context) -> None:
     _logprob(context, dtype)
     _loss(context, dtype)
     _attention(context, dtype)
+    _layer(context, dtype)
 
 
 def _logprob(context: Context, dtype: torch.dtype) -> None:
@@ -67,6 +74,34 @@ def _attention(context: Context, dtype: torch.dtype) -> None:
     context.speed("prefix_shared_attention, forward", 4 * seen * heads * head_dim / forward, "FLOP/s", _product(context), 0.3)
     both = seconds(work, context.device, _WARMED)
     context.speed("prefix_shared_attention, with backward", 14 * seen * heads * head_dim / both, "FLOP/s", _product(context), 0.25)
+
+
+def _layer(context: Context, dtype: torch.dtype) -> None:
+    """The bytes that the operations between a layer's products have to read and write, forward and backward."""
+    tokens, width, inner, (heads, key_heads, size) = (8, 16, 24, (2, 1, 8)) if context.dry else (16_384, 896, 4_864, (14, 2, 64))
+    turn = Rotation.of_angles(torch.rand(tokens, size // 2, device=context.device), 1.0, 1, dtype)
+
+    def turned(qkv: Tensor) -> Tensor:
+        return rotary(qkv, turn, key_heads).query
+
+    made = [
+        torch.randn(tokens, *shape, device=context.device).to(dtype).requires_grad_()
+        for shape in ((width,), (2 * inner,), (heads + 2 * key_heads, size))
+    ]
+    weight = torch.ones(width, device=context.device, dtype=dtype, requires_grad=True)
+    parts: list[tuple[str, Callable[[Tensor], Tensor], Tensor, float]] = [
+        ("rms_norm", lambda x: rms_norm(x, weight, 1e-6), made[0], 5 * width),
+        ("swiglu", swiglu, made[1], 8 * inner),
+        ("rotary", turned, made[2], (4 * heads + 4 * key_heads + 2 * key_heads) * size),
+    ]
+    for name, operation, x, elements in parts:
+        upstream = torch.ones_like(operation(x))
+
+        def work(x: Tensor = x, operation: Callable[[Tensor], Tensor] = operation, upstream: Tensor = upstream) -> None:
+            torch.autograd.grad(operation(x), x, upstream)
+
+        rate = tokens * elements * dtype.itemsize / seconds(work, context.device, _WARMED)
+        context.speed(f"{name}, forward and backward", rate, "B/s", ("copy", context.ceilings["copy"]), 0.5)
 
 
 def _product(context: Context) -> tuple[str, float]:

@@ -17,9 +17,12 @@ import torch
 from torch import Tensor
 
 from gpu_check.context import Context
-from gpu_check.parts import operator_speeds
+from gpu_check.parts import cached_attention, operator_speeds
 from gradbus_kernels import operators as ops
 from gradbus_kernels.operators.batch_invariant.layers import invariant_swiglu_reference
+from gradbus_kernels.operators.decoder_layer.norm import rms_norm
+from gradbus_kernels.operators.decoder_layer.rotary import Rotation, Turned, rotary, rotary_reference
+from gradbus_kernels.operators.decoder_layer.swiglu import swiglu, swiglu_reference
 
 _TOLERANCE: Final = 1e-5
 _VOCABULARY: Final = 151_936
@@ -43,13 +46,14 @@ class Case:
 
 
 def run(context: Context) -> None:
-    """Errors and bits of all cases, draws, batch invariance, then speeds."""
+    """Errors and bits of all cases, draws, attention over a cache, batch invariance, then speeds."""
     implementation = "triton" if find_spec("triton") is not None else "cpu"
     with ops.using(implementation) if context.dry else nullcontext():
         for case in _cases(context):
             for dtype in _BOTH[1:] if context.dry else case.dtypes:
                 _check(context, case, dtype)
         _check_draws(context)
+        cached_attention.run(context, partial(_poison, context))
         context.holds(f"all kernels ran by {implementation}", {ran.implementation for ran in ops.provenance().values()} <= {implementation})
     _check_invariance(context)  # in dry mode by the CPU's implementation: the products of Triton's interpreter are numpy's
     operator_speeds.run(context)
@@ -117,13 +121,14 @@ def _cases(context: Context) -> Iterator[Case]:
     )
     for head_dim, heads, key_heads, window in _ATTENTION[2:3] if context.dry else _ATTENTION:
         yield _attention(context, head_dim, heads, key_heads, window)
+    yield from _layer_cases(context)
     yield from _invariant_cases(context)
 
 
 def _attention(context: Context, head_dim: int, heads: int, key_heads: int, window: int | None) -> Case:
     if context.dry:
         head_dim, heads, key_heads = 20, 4, 2
-    lengths = [9, 5, 3, 7] if context.dry else [300, 120, 77, 1, 333]
+    lengths = [9, 5, 3, 7] if context.dry else [300, 920, 77, 1, 333]  # the prompt's keys have enough queries for several programs
     layout = ops.PrefixLayout.of_lengths(lengths, [None, 0, 0, None, None][: len(lengths)])
     window = 6 if context.dry else window
     inputs = [_random(context, layout.tokens, count, head_dim) for count in (heads, key_heads, key_heads)]
@@ -134,6 +139,23 @@ def _attention(context: Context, head_dim: int, heads: int, key_heads: int, wind
         lambda *given: [ops.prefix_shared_attention_reference(*given, layout, window=window)],
         _BOTH if head_dim in {20, 64} else _BOTH[:1],
     )
+
+
+def _layer_cases(context: Context) -> Iterator[Case]:
+    """More rows than one program's share of the sums of a norm, and sizes that fill no block."""
+    rows, width, (heads, key_heads, size) = (9, 40, (3, 1, 12)) if context.dry else (3001, 1000, (14, 2, 80))
+    made = partial(_random, context)
+    yield Case("rms_norm", [made(rows, width), made(width)], lambda *given: [rms_norm(*given, 1e-6)], lambda *given: [_norm(*given)], _BOTH)
+    yield Case(
+        "rms_norm of heads", [made(rows, heads, 64), made(64)], lambda *given: [rms_norm(*given, 1e-6)], lambda *given: [_norm(*given)]
+    )
+    yield Case("swiglu", [made(rows, 2 * width)], lambda both: [swiglu(both)], lambda both: [swiglu_reference(both)], _BOTH)
+    angles = made(rows, size // 2, scale=3.0)
+
+    def turned(compute: Callable[[Tensor, Rotation, int], Turned]) -> Compute:
+        return lambda qkv: compute(qkv, Rotation.of_angles(angles, 1.0, heads + key_heads, qkv.dtype), key_heads)
+
+    yield Case("rotary", [made(rows, heads + 2 * key_heads, size)], turned(rotary), turned(rotary_reference), _BOTH)
 
 
 def _invariant_cases(context: Context) -> Iterator[Case]:

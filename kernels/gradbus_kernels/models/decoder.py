@@ -17,9 +17,9 @@ from gradbus.formats.expert_config import ExpertsConfig
 from gradbus.formats.model_config import ModelConfig
 from gradbus.formats.model_families import NORM_PLACES
 from gradbus_kernels.models.embedding import Embedding
-from gradbus_kernels.models.experts import MixtureOfExperts
 from gradbus_kernels.models.language_model import LanguageModel
 from gradbus_kernels.models.layer_parts import GATED, NORMS, Norm, Rotations, scaled_by, turn_of, unchanged
+from gradbus_kernels.models.mixture.experts import MixtureOfExperts
 from gradbus_kernels.models.packing import TokenSequence, given_routes, pack
 from gradbus_kernels.operators import (
     PackedGroups,
@@ -28,7 +28,8 @@ from gradbus_kernels.operators import (
     prefix_shared_attention,
     prefix_shared_attention_with_sinks,
 )
-from gradbus_kernels.operators.decoder_layer.rotary import Rotation, Turned
+from gradbus_kernels.operators.decoder_layer.head_norm import HeadNorms, normed_rotary
+from gradbus_kernels.operators.decoder_layer.rotary import Rotation, Turned, rotary
 from gradbus_kernels.operators.linear.api import linear, padded_rows
 
 
@@ -146,10 +147,13 @@ class _Attention(nn.Module):
         self.o_proj: nn.Module
         self._inputs = [layer.name for layer in config.attention_layers if layer.name != "o_proj"]
         self._normed: Callable[[Tensor], Tensor] = unchanged
+        self._turn = turn_of(config, number)
+        self._turned = self._normed_and_turned
         if config.norms.qk:
             self.q_norm, self.k_norm = (_Norm(config, size) for size in config.qk_norm_sizes)
             self._normed = self._normed_heads if config.norms.qk == "head" else self._normed_width
-        self._turn = turn_of(config, number)
+            if config.norms.qk == "head" and config.family.norm_kind == "llama" and self._turn is rotary:
+                self._turned = self._in_one_pass
         self._attended = self._without_sinks
         if config.family.has_sinks:
             self.sinks = nn.Parameter(torch.empty(config.heads))
@@ -157,7 +161,7 @@ class _Attention(nn.Module):
 
     def forward(self, hidden: Tensor, rotation: Rotation, layout: PrefixLayout) -> Tensor:
         qkv = _side_by_side([getattr(self, name) for name in self._inputs], hidden).view(len(hidden), -1, self.head_dim)
-        out: Tensor = self.o_proj(self._attended(self._turn(self._normed(qkv), rotation, self.key_heads), layout).flatten(1))
+        out: Tensor = self.o_proj(self._attended(self._turned(qkv, rotation), layout).flatten(1))
         return out
 
     def _without_sinks(self, turned: Turned, layout: PrefixLayout) -> Tensor:
@@ -165,6 +169,14 @@ class _Attention(nn.Module):
 
     def _with_sinks(self, turned: Turned, layout: PrefixLayout) -> Tensor:
         return prefix_shared_attention_with_sinks(*turned, self.sinks, layout, self.window)
+
+    def _normed_and_turned(self, qkv: Tensor, rotation: Rotation) -> Turned:
+        return self._turn(self._normed(qkv), rotation, self.key_heads)
+
+    def _in_one_pass(self, qkv: Tensor, rotation: Rotation) -> Turned:
+        if any(hasattr(norm.weight, "ds_id") for norm in (self.q_norm, self.k_norm)):
+            return self._normed_and_turned(qkv, rotation)  # ZeRO-3 gathers a weight while its own layer is called
+        return normed_rotary(qkv, HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps), rotation, self.key_heads)
 
     def _normed_heads(self, qkv: Tensor) -> Tensor:
         """Queries and keys, each head normalised, then the values."""

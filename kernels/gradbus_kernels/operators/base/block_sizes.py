@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 ROWS_TILE: Final = 1 << 17
 """Logits in a tile of whole rows on a CPU (a longer row is a tile by itself): copies of a tile stay in a core's L2 cache."""
@@ -76,12 +76,13 @@ class HeadChunks:
     """Tokens whose logits exist at a time."""
 
     workspace: int
-    """Bytes of logits."""
+    """Bytes of logits and of their gradient."""
     tile: int
     """Their number is a multiple of this, if at least this many fit."""
 
 
-LINEAR_LOGPROB: Final = HeadChunks(workspace=512 << 20, tile=128)
+LINEAR_LOGPROB: Final = HeadChunks(workspace=2 << 30, tile=128)
+"""Each slice of the tokens reads and writes the float32 sum of the weight's gradient once more, so few slices are worth their memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +96,102 @@ class AttentionBlocks:
     """How many blocks ahead keys are loaded."""
 
 
-def prefix_shared_attention(head_dim: int, item_size: int) -> AttentionBlocks:
-    """Sizes for a head size and an element size in bytes: a block's queries, keys, values and sums must fit an SM's shared memory."""
+class AttentionLaunch(NamedTuple):
+    """The three kernels of attention."""
+
+    forward: AttentionBlocks
+    backward_query: AttentionBlocks
+    backward_key: AttentionBlocks
+
+
+def prefix_shared_attention(head_dim: int, item_size: int) -> AttentionLaunch:
+    """Sizes for a head size and an element size in bytes: a block's queries, keys, values and sums must fit an SM's shared memory.
+
+    Those of 16-bit heads are the fastest of a sweep on an H100; they fit the 99 KiB of other GPUs.
+    """
     if item_size > 2 or head_dim > 128:
-        return AttentionBlocks(queries=32, keys=32, warps=4, stages=1 if item_size > 2 else 2)
+        blocks = AttentionBlocks(queries=32, keys=32, warps=4, stages=1 if item_size > 2 else 2)
+        return AttentionLaunch(blocks, blocks, blocks)
     if head_dim > 64:
-        return AttentionBlocks(queries=64, keys=64, warps=4, stages=2)
-    return AttentionBlocks(queries=128, keys=64, warps=4, stages=2)
+        return AttentionLaunch(
+            forward=AttentionBlocks(queries=64, keys=64, warps=4, stages=2),
+            backward_query=AttentionBlocks(queries=64, keys=32, warps=4, stages=3),
+            backward_key=AttentionBlocks(queries=32, keys=64, warps=4, stages=3),
+        )
+    return AttentionLaunch(
+        forward=AttentionBlocks(queries=64, keys=64, warps=4, stages=3),
+        backward_query=AttentionBlocks(queries=64, keys=32, warps=4, stages=3),
+        backward_key=AttentionBlocks(queries=64, keys=64, warps=4, stages=2),
+    )
+
+
+ATTENTION_PART: Final = 8192
+"""Queries, each counted for each of its heads, over which one program adds up the gradients of a block of keys. It decides bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnBlock:
+    """Columns of a row that one program takes, a power of two."""
+
+    columns: int
+    warps: int
+
+
+SWIGLU: Final = ColumnBlock(columns=1024, warps=4)
+
+
+@dataclass(frozen=True, slots=True)
+class RowTile:
+    """Rows and columns that a program takes at a time, powers of two."""
+
+    rows: int
+    columns: int
+    warps: int
+    programs: int = 1
+    """At most this many share the rows of a pass that sums over them. It decides bits."""
+
+
+NORM_SUMS: Final = RowTile(rows=64, columns=32, warps=4)
+"""Of the programs' sums, which are added in order."""
+
+
+def norm_rows(width: int) -> RowTile:
+    """Whole rows of this many columns: about 32 elements a thread, and of narrow rows several for each warp."""
+    columns = max(16, _power_of_two(width))
+    warps = min(16, max(4, columns // 1024))
+    return RowTile(max(1, 1024 * warps // columns), columns, warps, programs=256)
+
+
+def rotary_tokens(pairs: int) -> RowTile:
+    """Tokens of one head with this many pairs."""
+    return RowTile(max(1, 1024 // pairs), pairs, warps=2, programs=64)
+
+
+def _power_of_two(at_least: int) -> int:
+    return 1 << (at_least - 1).bit_length()
+
+
+CACHED_SPLIT: Final = 256
+"""Keys of a cache that one program of `cached_attention` takes, where a row has one query. It decides bits."""
+CACHED_SPLITS: Final = 16
+"""Splits that are joined at a time; a power of two. It decides bits."""
+CACHED_HEADS: Final = 16
+"""Heads of a token that one program rotates; a power of two."""
+CACHED_COPY: Final = 4096
+"""Elements of a cache that one program copies; a power of two."""
+
+
+def cached_attention(head_dim: int, item_size: int, queries: int | None = None) -> AttentionBlocks:
+    """Sizes for chunks of queries; or for this number of `queries` that share a key head, where a row has one token."""
+    narrow = item_size <= 2 and head_dim <= 128
+    if head_dim > 256:
+        return AttentionBlocks(queries=16, keys=16, warps=4, stages=1)
+    if queries is not None:
+        height = next(size for size in (16, 32, 64) if queries <= size or size == 64)
+        return AttentionBlocks(queries=height, keys=64 if narrow else 32, warps=4, stages=3 if narrow and head_dim <= 64 else 2)
+    if not narrow:
+        return AttentionBlocks(queries=32, keys=32, warps=4, stages=1 if item_size > 2 else 2)
+    return AttentionBlocks(queries=128, keys=64, warps=4 if head_dim <= 64 else 8, stages=2)
 
 
 @dataclass(frozen=True, slots=True)

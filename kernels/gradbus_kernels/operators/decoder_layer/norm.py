@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gradbus_kernels.operators.base.arguments import check_dtype, check_floats, require
+from gradbus_kernels.operators.base.dispatch import choose
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -20,6 +21,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     check_floats("weight", weight, (x.shape[-1],), x)
     check_dtype("weight", weight, "x", x)
     require(eps >= 0.0, "eps", f"is {eps}; pass 0 or more")
+    chosen = choose("rms_norm", x, ("reference", "cpu", "triton"))
+    if chosen == "reference":
+        return rms_norm_reference(x, weight, eps)
+    if chosen == "triton":
+        from gradbus_kernels.operators.decoder_layer.triton import norm as on_gpu  # noqa: PLC0415 - needs Triton
+
+        return on_gpu.rms_norm(x, weight, eps)
     out: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
     return out
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gradbus_kernels.operators.base.arguments import check_dtype, check_floats, require
+from gradbus_kernels.operators.base.dispatch import choose
 
 
 class Rotation(NamedTuple):
@@ -46,6 +47,19 @@ def rotary(qkv: Tensor, rotation: Rotation, key_heads: int) -> Turned:
     The heads are H queries, K = `key_heads` keys and K values; `rotation` is for H + K heads or 1. Raises ValueError, which names the
     argument.
     """
+    check_rotary(qkv, rotation, key_heads)
+    chosen = choose("rotary", qkv, ("reference", "cpu", "triton"))
+    if chosen == "reference":
+        return rotary_reference(qkv, rotation, key_heads)
+    if chosen == "triton":
+        from gradbus_kernels.operators.decoder_layer.triton import rotary as on_gpu  # noqa: PLC0415 - needs Triton
+
+        return Turned(*on_gpu.rotary(qkv, *rotation, key_heads))
+    return Turned(*_Rotary.apply(qkv, *rotation, key_heads))  # type: ignore[no-untyped-call]
+
+
+def check_rotary(qkv: Tensor, rotation: Rotation, key_heads: int) -> None:
+    """Raises ValueError about the arguments of `rotary`."""
     check_floats("qkv", qkv, (None, None, None))
     turned = qkv.shape[1] - key_heads
     require(0 < key_heads < turned, "key_heads", f"is {key_heads}; pass 1 to {(qkv.shape[1] - 1) // 2}, so that queries are left")
@@ -53,7 +67,6 @@ def rotary(qkv: Tensor, rotation: Rotation, key_heads: int) -> Turned:
         check_floats(name, part, (len(qkv), None, qkv.shape[2]), qkv)
         check_dtype(name, part, "qkv", qkv)
         require(part.shape[1] in {1, turned}, name, f"is for {part.shape[1]} heads; pass one for 1 or {turned}")
-    return Turned(*_Rotary.apply(qkv, *rotation, key_heads))  # type: ignore[no-untyped-call]
 
 
 def rotary_reference(qkv: Tensor, rotation: Rotation, key_heads: int) -> Turned:

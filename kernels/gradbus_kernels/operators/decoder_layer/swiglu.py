@@ -10,6 +10,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from gradbus_kernels.operators.base.arguments import check_floats, require
+from gradbus_kernels.operators.base.dispatch import choose
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
@@ -19,6 +20,13 @@ def swiglu(gate_up: Tensor) -> Tensor:
     """
     check_floats("gate_up", gate_up, (*gate_up.shape[:-1], None))
     require(gate_up.shape[-1] % 2 == 0, "gate_up", f"has rows of {gate_up.shape[-1]}; pass as many ups as gates")
+    chosen = choose("swiglu", gate_up, ("reference", "cpu", "triton"))
+    if chosen == "reference":
+        return swiglu_reference(gate_up)
+    if chosen == "triton":
+        from gradbus_kernels.operators.decoder_layer.triton import swiglu as on_gpu  # noqa: PLC0415 - needs Triton
+
+        return on_gpu.swiglu(gate_up)
     out: Tensor = _SwiGLU.apply(gate_up)  # type: ignore[no-untyped-call]
     return out
 

@@ -1,7 +1,7 @@
 """An LM head on a GPU: cuBLAS's matrix products, and between them the kernels of `selected_logprob`, in place.
 
-The logits of some tokens exist at a time, in float32. Apart from the products they are written once, read twice and overwritten by their
-gradient, whose products take it in the inputs' dtype.
+The logits of some tokens exist at a time, in float32. Apart from the products they are written once and read twice. Their gradient is
+written once, in the inputs' dtype, in which its products take it; float32 overwrites the logits.
 """
 
 from __future__ import annotations
@@ -38,14 +38,7 @@ def gradients(head: Head, differentiate: Differentiate, wanted: tuple[bool, bool
     sum_dtype = head.hidden.dtype if len(head.ids) <= _tokens(head) else head.accumulator
     grad_weight = torch.zeros_like(head.weight, dtype=sum_dtype) if wanted[1] else None
     for rows in _slices(head):
-        inputs = _logits(head, rows)
-        passed = forward_triton(inputs, entropy=True)
-        part = _keep(found, rows, _of(passed))
-        slopes = differentiate(rows, part)
-        wide = backward_triton(inputs, passed, RowGradients(slopes.logprobs, slopes.entropies, None), in_place=head.softcap is None)
-        if head.softcap is not None:
-            wide.mul_(softcap_slopes(inputs.logits, head.softcap))
-        grad_logits = wide.to(head.hidden.dtype)
+        grad_logits = _slice_gradient(head, rows, differentiate, found)
         if grad_hidden is not None:
             torch.mm(grad_logits, head.weight, out=grad_hidden[rows])
         if grad_weight is not None:
@@ -53,10 +46,25 @@ def gradients(head: Head, differentiate: Differentiate, wanted: tuple[bool, bool
     return Gradients(found, grad_hidden, None if grad_weight is None else grad_weight.to(head.weight.dtype))
 
 
+def _slice_gradient(head: Head, rows: slice, differentiate: Differentiate, found: Statistics) -> Tensor:
+    """The gradient of these tokens' logits, `[n, V]` in the inputs' dtype; their statistics go to `found`."""
+    inputs = _logits(head, rows)
+    passed = forward_triton(inputs, entropy=True)
+    slopes = differentiate(rows, _keep(found, rows, _of(passed)))
+    wanted = RowGradients(slopes.logprobs, slopes.entropies, None)
+    if head.softcap is not None:
+        wide = backward_triton(inputs, passed, wanted)
+        return wide.mul_(softcap_slopes(inputs.logits, head.softcap)).to(head.hidden.dtype)
+    is_wide = inputs.logits.dtype == head.hidden.dtype
+    return backward_triton(inputs, passed, wanted, inputs.logits if is_wide else torch.empty_like(inputs.logits, dtype=head.hidden.dtype))
+
+
 def _tokens(head: Head) -> int:
     """The number of tokens whose logits fit the workspace; a multiple of the tile if at least one tile fits."""
-    copies = 1 if head.softcap is None else 2  # the bounded logits are needed beside their gradient
-    room = max(1, LAUNCH.workspace // (copies * len(head.weight) * head.accumulator.itemsize))
+    wide, narrow = head.accumulator.itemsize, head.hidden.dtype.itemsize
+    # The bounded logits are needed beside their gradient.
+    size = wide * (1 if head.softcap is None else 2) + (narrow if narrow < wide else 0)
+    room = max(1, LAUNCH.workspace // (size * len(head.weight)))
     return room if room < LAUNCH.tile else room - room % LAUNCH.tile
 
 

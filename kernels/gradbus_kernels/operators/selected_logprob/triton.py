@@ -53,10 +53,10 @@ def forward_triton(inputs: RowInputs, entropy: bool) -> RowStatistics:
     return RowStatistics(logprobs, entropies if entropy else None, kl, other_logprobs, normaliser, other_normaliser, apart)
 
 
-def backward_triton(inputs: RowInputs, found: RowStatistics, wanted: RowGradients, in_place: bool = False) -> Tensor:
-    """The gradient in `logits`, as `backward_cpu` defines it. `in_place`: overwrites the logits."""
+def backward_triton(inputs: RowInputs, found: RowStatistics, wanted: RowGradients, out: Tensor | None = None) -> Tensor:
+    """The gradient in `logits`, as `backward_cpu` defines it, rounded to the dtype of `out` if that is given. `out` may be the logits."""
     logits, other = _dense(inputs.logits), None if inputs.other_logits is None else _dense(inputs.other_logits)
-    gradient = logits if in_place else torch.empty_like(logits)
+    gradient = torch.empty_like(logits) if out is None else out
     rows, vocabulary = logits.shape
     if rows:
         block = min(LAUNCH.block, triton.next_power_of_2(vocabulary))

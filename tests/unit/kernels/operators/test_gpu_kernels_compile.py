@@ -13,10 +13,15 @@ import pytest
 KERNELS = {
     "sample": ["candidates_kernel", "draw_kernel", "statistics_kernel"],
     "linear_sample": ["_head", "candidates_kernel", "draw_kernel"],
+    "cached_attention": ["_attend", "_copy", "_join", "_rotate"],
     "invariant_embedding": ["_row_sums"],
-    "prefix_shared_attention": ["_backward_key", "_backward_query", "_forward"],
+    "decoder_layer": [
+        *("_add_sums", "_norm_backward", "_norm_forward", "_normed_rotary_backward", "_normed_rotary_forward", "_rotary"),
+        *("_swiglu_backward", "_swiglu_forward"),
+    ],
+    "prefix_shared_attention": ["_add_parts", "_backward_key", "_backward_query", "_forward"],
 }
-DEAR = {"sample", "linear_sample", "prefix_shared_attention"}
+DEAR = {"cached_attention", "sample", "linear_sample", "prefix_shared_attention"}
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed; pip install triton")

@@ -19,7 +19,7 @@ from gradbus.formats.frozen import frozen_names
 from gradbus.formats.model_config import ModelConfig, tensor_shapes
 from gradbus.formats.safetensors import check_tensors, refuse_tensors
 from gradbus_kernels.models.device_memory import device_in_use
-from gradbus_kernels.models.routing import Routing, read_corrections
+from gradbus_kernels.models.mixture.routing import Routing, read_corrections
 from gradbus_kernels.operators.batch_invariant.matmul import WIDTH
 from gradbus_kernels.weights.digest import digest_in_order
 from gradbus_kernels.weights.host_buffers import on_host

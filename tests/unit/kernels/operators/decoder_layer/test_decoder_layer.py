@@ -1,9 +1,15 @@
-"""RMSNorm, rotary embedding and SwiGLU: values and gradients against their plain formulas in float64."""
+"""RMSNorm, rotary embedding and SwiGLU: values and gradients against their plain formulas in float64, every implementation alike."""
+
+from dataclasses import replace
+from importlib.util import find_spec
 
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from gradbus_kernels.operators import provenance, using
+from gradbus_kernels.operators.base import block_sizes
+from gradbus_kernels.operators.decoder_layer.head_norm import HeadNorms, normed_rotary, normed_rotary_reference
 from gradbus_kernels.operators.decoder_layer.norm import rms_norm, rms_norm_reference
 from gradbus_kernels.operators.decoder_layer.rotary import Rotation, rotary, rotary_reference
 from gradbus_kernels.operators.decoder_layer.swiglu import swiglu, swiglu_reference
@@ -32,18 +38,33 @@ def turned(operation, key_heads, repeated=True):
     """All heads after the operation, side by side."""
 
     def call(qkv):
-        rotation = turn(qkv.dtype, heads=qkv.shape[1] - key_heads if repeated else 1)
+        rotation = turn(qkv.dtype, len(qkv), qkv.shape[1] - key_heads if repeated else 1)
         return torch.cat(operation(qkv, Rotation(*(part.to(qkv.device) for part in rotation)), key_heads), dim=1)
 
     return call
 
 
+def normed(operation, repeated=True):
+    """All heads after the operation on heads that are normalised first."""
+
+    def call(qkv, query, key):
+        return turned(lambda heads, rotation, count: operation(heads, HeadNorms(query, key, 1e-5), rotation, count), 2, repeated)(qkv)
+
+    return call
+
+
+HEADS = [randn(40, 7, 6) * 3, randn(6, seed=1), randn(6, seed=2)]
 OPERATIONS = {
     "norm": (norm, plain_norm, [randn(7, 37) * 3, randn(37, seed=1)], (7, 37)),
+    "norm of heads": (norm, plain_norm, [randn(30, 3, 16) * 3, randn(16, seed=1)], (30, 3, 16)),
+    "norm of wide rows": (norm, plain_norm, [randn(3, 2100) * 3, randn(2100, seed=1)], (3, 2100)),
     "rotary": (turned(rotary, 2), turned(rotary_reference, 2), [randn(7, 8, 6)], (7, 8, 6)),
     "rotary of grouped queries": (turned(rotary, 1), turned(rotary_reference, 1), [randn(7, 5, 6)], (7, 5, 6)),
     "rotary by one turn": (turned(rotary, 2, repeated=False), turned(rotary_reference, 2), [randn(7, 6, 6)], (7, 6, 6)),
+    "normed_rotary": (normed(normed_rotary), normed(normed_rotary_reference), HEADS, (40, 7, 6)),
+    "normed_rotary by one turn": (normed(normed_rotary, False), normed(normed_rotary_reference), HEADS, (40, 7, 6)),
     "swiglu": (swiglu, swiglu_reference, [randn(7, 38) * 3], (7, 19)),
+    "swiglu of wide rows": (swiglu, swiglu_reference, [randn(3, 2100) * 3], (3, 1050)),
 }
 
 
@@ -53,16 +74,91 @@ def gradients(function, inputs, upstream):
     return [out.detach(), *torch.autograd.grad(out, inputs, upstream.to(out))]
 
 
+@pytest.fixture
+def few_programs(monkeypatch):
+    """Sums over rows are divided among three programs."""
+    if find_spec("triton") is not None:
+        kernels = "gradbus_kernels.operators.decoder_layer.triton"
+        few = {"rows": 2, "programs": 3}
+        monkeypatch.setattr(f"{kernels}.norm.norm_rows", lambda width: replace(block_sizes.norm_rows(width), **few))
+        monkeypatch.setattr(f"{kernels}.head_norm.rotary_tokens", lambda pairs: replace(block_sizes.rotary_tokens(pairs), **few))
+
+
+def held_to_the_formula(name, dtype, device):
+    operation, reference, inputs, shape = OPERATIONS[name]
+    upstream = randn(*shape, seed=3)
+    found = gradients(operation, [tensor.to(device, dtype) for tensor in inputs], upstream)
+    with using("reference"):
+        expected = gradients(reference, inputs, upstream)
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == dtype
+        assert float((one.double().cpu() - other).abs().max()) <= ROOM[dtype] * (1.0 + float(other.abs().max()))
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", ROOM)
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_value_and_gradients_are_those_of_the_formula(name, dtype, device):
-    operation, reference, inputs, shape = OPERATIONS[name]
-    upstream = randn(*shape, seed=3)
-    found = gradients(operation, [tensor.to(device, dtype) for tensor in inputs], upstream)
-    for one, other in zip(found, gradients(reference, inputs, upstream), strict=True):
-        assert one.dtype == dtype
-        assert float((one.double().cpu() - other).abs().max()) <= ROOM[dtype] * (1.0 + float(other.abs().max()))
+    held_to_the_formula(name, dtype, device)
+
+
+@pytest.mark.usefixtures("few_programs")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_implementation_computes_the_formula(name, implementation, dtype):
+    held_to_the_formula(name, dtype, "cpu")
+    assert provenance()[{"norm": "rms_norm"}.get(name.split()[0], name.split()[0])].implementation == implementation
+
+
+@pytest.mark.usefixtures("few_programs", "implementation")
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_every_element_is_written_and_twice_to_the_same_bits(name, monkeypatch):
+    operation, _, inputs, shape = OPERATIONS[name]
+    inputs, upstream = [tensor.bfloat16() for tensor in inputs], randn(*shape, seed=3)
+    once = gradients(operation, inputs, upstream)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    torch.use_deterministic_algorithms(True)  # new memory is then filled with NaN
+    try:
+        again = gradients(operation, inputs, upstream)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(one, other) for one, other in zip(once, again, strict=True))
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed; pip install triton")
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_triton_rounds_where_torch_rounds(name):
+    """Almost all bits are the same. In float16, because Triton's interpreter cuts bfloat16 off."""
+    operation, _, inputs, shape = OPERATIONS[name]
+    inputs, upstream = [tensor.half() for tensor in inputs], randn(*shape, seed=3)
+    found = []
+    for implementation in ("triton", "cpu"):
+        with using(implementation):
+            found.append(gradients(operation, inputs, upstream))
+    for one, other in zip(*found, strict=True):
+        assert float((one != other).float().mean()) < 0.02
+
+
+@pytest.mark.usefixtures("implementation")
+def test_no_rows_are_no_work():
+    for call in (
+        lambda x: rms_norm(x, torch.ones(6), 1e-5),
+        swiglu,
+        lambda x: rotary(x[:, None].expand(0, 3, 6), turn(x.dtype, 0, 1), 1)[0],
+    ):
+        x = torch.ones(0, 6, requires_grad=True)
+        call(x).sum().backward()
+        assert x.grad.shape == (0, 6)
+
+
+@pytest.mark.usefixtures("implementation")
+def test_a_part_of_wider_rows_is_taken_as_it_stands():
+    wide = randn(7, 6, 12).float()
+    rotation = Rotation(*(part[:, :1] for part in turn(torch.float32, heads=1)))
+    for one, other in zip(rotary(wide[..., 3:9], rotation, 2), rotary(wide[..., 3:9].contiguous(), rotation, 2), strict=True):
+        torch.testing.assert_close(one, other, rtol=0.0, atol=1e-6)
+    torch.testing.assert_close(norm(wide[..., 3:9], torch.ones(6)), norm(wide[..., 3:9].contiguous(), torch.ones(6)))
+    torch.testing.assert_close(swiglu(wide[..., 3:9]), swiglu(wide[..., 3:9].contiguous()))
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -79,9 +175,10 @@ def test_layers_computed_again_give_the_same_bits(name):
     assert all(torch.equal(one, other) for one, other in zip(gradients(operation, inputs, upstream), again, strict=True))
 
 
+@pytest.mark.usefixtures("implementation")
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_the_norm_differentiates_what_is_trained(frozen):
-    inputs = [randn(5, 6), randn(6, seed=1)]
+    inputs = [randn(5, 6).float(), randn(6, seed=1).float()]
     trained = inputs[1 - frozen].requires_grad_()
     (one,), (other,) = (torch.autograd.grad(function(*inputs).sum(), trained) for function in (norm, plain_norm))
     torch.testing.assert_close(one, other)
@@ -95,6 +192,14 @@ def test_the_norm_differentiates_what_is_trained(frozen):
         (lambda: rotary(torch.ones(7, 5, 6), turn(torch.float32), 2), "rotation.cos: is for 4 heads; pass one for 1 or 3"),
         (lambda: rotary(torch.ones(7, 6, 6), turn(torch.float64), 2), "rotation.cos: is torch.float64; pass torch.float32 like qkv"),
         (lambda: rotary(torch.ones(7, 6, 6), turn(torch.float32), 3), "key_heads: is 3; pass 1 to 2, so that queries are left"),
+        (
+            lambda: normed_rotary(torch.ones(7, 6, 6), HeadNorms(torch.ones(6), torch.ones(5), 1e-5), turn(torch.float32), 2),
+            r"norms.key: has shape \(5,\); pass \(6\)",
+        ),
+        (
+            lambda: normed_rotary(torch.ones(7, 6, 6), HeadNorms(torch.ones(6), torch.ones(6), -1.0), turn(torch.float32), 2),
+            "norms.eps: is -1.0; pass 0 or more",
+        ),
         (lambda: swiglu(torch.ones(2, 3)), "gate_up: has rows of 3; pass as many ups as gates"),
     ],
 )

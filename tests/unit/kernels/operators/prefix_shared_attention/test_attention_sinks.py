@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.util import find_spec
-
 import pytest
 import torch
 
@@ -35,15 +32,6 @@ def results(operator, tensors, layout, window, dtype):
     inputs = [tensor.requires_grad_() for tensor in inputs]
     output = operator(*inputs, layout, window)
     return [output.detach(), *torch.autograd.grad(output, inputs, upstream)]
-
-
-@pytest.fixture(autouse=True)
-def _small_blocks(monkeypatch):
-    """So that short segments, too, are of several blocks and fill none."""
-    if find_spec("triton") is not None:
-        kernels = import_module("gradbus_kernels.operators.prefix_shared_attention.triton")
-        blocks = import_module("gradbus_kernels.operators.base.block_sizes").AttentionBlocks(queries=16, keys=16, warps=1, stages=1)
-        monkeypatch.setattr(kernels, "launch", lambda *_: blocks)
 
 
 @pytest.mark.usefixtures("implementation")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.util import find_spec
-
 import pytest
 import torch
 
@@ -18,15 +15,6 @@ from gradbus_kernels.operators import (
 )
 
 NONE = None
-
-
-@pytest.fixture(autouse=True)
-def _small_blocks(monkeypatch):
-    """So that short segments, too, are of several blocks and fill none."""
-    if find_spec("triton") is not None:
-        kernels = import_module("gradbus_kernels.operators.prefix_shared_attention.triton")
-        blocks = import_module("gradbus_kernels.operators.base.block_sizes").AttentionBlocks(queries=16, keys=16, warps=1, stages=1)
-        monkeypatch.setattr(kernels, "launch", lambda *_: blocks)
 
 
 LAYOUTS = {
