@@ -57,7 +57,7 @@ def _differentiate(saved: tuple[Tensor, Tensor, Tensor], upstream: Tensor, out: 
     steps, programs = shares(rows, tile)
     sums = None if of_weight is None else weight.new_empty(programs, width, dtype=torch.float32)
     _norm_backward[(programs,)](
-        x, weight, inverse, upstream, out, sums, rows, width, steps, ROWS=tile.rows, COLUMNS=tile.columns, num_warps=tile.warps
+        x, weight, inverse, upstream, out, sums, rows, width, steps, ROWS=tile.rows, COLUMNS=tile.columns, STAGES=tile.stages, num_warps=tile.warps
     )
     if sums is not None and of_weight is not None:
         add_sums(sums, of_weight)
@@ -89,12 +89,12 @@ def _norm_forward(x, weight, out, inverses, rows, width, eps, ROWS: tl.constexpr
 
 
 @triton.jit
-def _norm_backward(x, weight, inverses, upstream, out, sums, rows, width, steps, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _norm_backward(x, weight, inverses, upstream, out, sums, rows, width, steps, ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr):
     """With r the root's inverse: dx = r w g - x r³ mean(w g x), and dw = the sum of r g x over rows."""
     column = tl.arange(0, COLUMNS)
     factors = tl.load(weight + column, column < width, 0.0).to(tl.float32)[None]
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for step in range(tl.program_id(0) * steps, tl.program_id(0) * steps + steps):
+    for step in tl.range(tl.program_id(0) * steps, tl.program_id(0) * steps + steps, num_stages=STAGES):
         row = step * ROWS + tl.arange(0, ROWS)
         inside, at = (row < rows)[:, None] & (column < width)[None], row.to(tl.int64)[:, None] * width + column[None]
         values, above = tl.load(x + at, inside, 0.0).to(tl.float32), tl.load(upstream + at, inside, 0.0).to(tl.float32)
