@@ -137,7 +137,7 @@ class ColumnBlock:
     warps: int
 
 
-SWIGLU: Final = ColumnBlock(columns=1024, warps=4)
+GATED: Final = ColumnBlock(columns=1024, warps=4)
 
 
 @dataclass(frozen=True, slots=True)
