@@ -1,10 +1,11 @@
 """Compares Gradbus with TRL: the same base model, data, reward and settings, measured in alternating rounds.
 
-    python benchmarks/compare_trl.py [--size demo|5m|27m|60m|150m] [--dtype fp32|bf16] [--steps N] [--rounds 5]
+    python benchmarks/compare_trl.py [--size demo|5m|27m|60m|150m|450m] [--dtype fp32|bf16] [--device cuda] [--steps N] [--rounds 5]
 
 Gradbus is the whole embedded stack, asked through REST, with one thread in the rollout worker, and in the trainer one for the demo and
 two for the other models; CPU seconds are those of all its processes. TRL is one process. Every setting of TRL's is tried once, and the
-one with the fewest wall seconds takes part in the rounds, and that with the fewest CPU seconds if it is another.
+one with the fewest wall seconds takes part in the rounds, and that with the fewest CPU seconds if it is another. On a GPU both have that
+one GPU for sampling and training.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import platform
 import statistics
 import subprocess
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import psutil
+import torch
 from comparison import models
 from comparison.results import OURS, Row, document, store
 from gradbus_run import ADDITION, Measured, addition_spec, measure, rates, stack, step_ends
@@ -47,6 +50,7 @@ class Job:
     """Counted steps of a random model; all steps of the demo, whose rates leave out the first fifth."""
     seed: int
     base: Path
+    device: str = "cpu"
 
     @property
     def is_demo(self) -> bool:
@@ -93,7 +97,7 @@ def run_trl(job: Job, settings: TrlSettings, steps: int, limit: float | None = N
     command = [sys.executable, str(HERE / "trl_run.py"), "--size", job.size, "--base", str(job.base), "--seed", str(job.seed)]
     # The first step of a random model is not counted.
     command += ["--steps", str(steps + (not job.is_demo)), "--threads", str(settings.threads), "--precision", settings.precision]
-    command += ["--batching"] if settings.batching else []
+    command += ["--device", job.device, *(["--batching"] if settings.batching else [])]
     answer = subprocess.run(command, check=True, capture_output=True, text=True, timeout=limit)
     row: Row = {"system": settings.name, "steps": steps, "seed": job.seed} | json.loads(answer.stdout.splitlines()[-1])
     row["trained_tokens_per_second"] = row["steps_per_second"] * row["response_tokens"] * (256 if job.is_demo else 64)
@@ -103,7 +107,7 @@ def run_trl(job: Job, settings: TrlSettings, steps: int, limit: float | None = N
 def tried(job: Job) -> list[tuple[TrlSettings, Row]]:
     """A short run with each of TRL's settings; one that fails, or is far slower than another, has `failure` instead of rates."""
     found, limit = [], None
-    for precision, batching, threads in product(_PRECISIONS[job.dtype], (False, True), (1, 2)):
+    for precision, batching, threads in product(_PRECISIONS[job.dtype], (False, True), (1, 2) if job.device == "cpu" else (1,)):
         settings, began = TrlSettings(threads, precision, batching), time.monotonic()
         try:
             row = run_trl(job, settings, _TRIAL_STEPS.get(job.size, 1), limit)
@@ -131,10 +135,11 @@ def make_base(seed: int) -> Path:
     return Path(answer.stdout.splitlines()[-1])
 
 
-def machine() -> str:
+def machine(device: str = "cpu") -> str:
     """The machine and the versions of this measurement."""
     packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "trl", "gradbus"))
-    return f"{psutil.cpu_count()} cores {platform.machine()}, Python {platform.python_version()}, {packages}"
+    gpu = f"{torch.cuda.get_device_name()}, " if device == "cuda" else ""
+    return f"{gpu}{psutil.cpu_count()} cores {platform.machine()}, Python {platform.python_version()}, {packages}"
 
 
 def protocol(job: Job, rounds: int) -> str:
@@ -189,14 +194,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Gradbus beside TRL.")
     parser.add_argument("--size", choices=(DEMO, *models.SHAPES), default=DEMO)
     parser.add_argument("--dtype", choices=tuple(_PRECISIONS), default="fp32")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--steps", type=int, help="of a run: 300 for the demo, 4 counted ones for the others")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=HERE / "results")
     options = parser.parse_args()
     is_demo = options.size == DEMO
+    os.environ["GRADBUS_DEVICE"] = options.device
     base = make_base(options.seed) if is_demo else models.make(options.size)
-    job = Job(options.size, options.dtype, options.steps or (300 if is_demo else 4), options.seed, base)
+    job = Job(options.size, options.dtype, options.steps or (300 if is_demo else 4), options.seed, base, options.device)
     trial = tried(job)
     chosen, results = best(trial), []
     for number in range(options.rounds):
@@ -205,8 +212,13 @@ def main() -> None:
         for settings in chosen:
             results.append(run_trl(job, settings, job.steps))
             _report(f"round {number + 1}", results[-1])
-    file = options.out / ("trl.json" if is_demo else "trl_sizes.json")
-    section = {"machine": machine(), "protocol": protocol(job, options.rounds), "trial": [row for _, row in trial], "results": results}
+    file = options.out / ("trl_gpu.json" if job.device == "cuda" else "trl.json" if is_demo else "trl_sizes.json")
+    section = {
+        "machine": machine(job.device),
+        "protocol": protocol(job, options.rounds),
+        "trial": [row for _, row in trial],
+        "results": results,
+    }
     text = document(store(file, f"{job.size}, {job.dtype}", section))
     file.with_suffix(".md").write_text(text)
     print(f"\n{text}")

@@ -1,6 +1,7 @@
 """A run in TRL: the same base model, data, reward and settings as Gradbus's, in one process; prints one line of JSON.
 
-    python benchmarks/trl_run.py [--size demo|5m|27m|60m|150m] [--steps 100] [--threads 1] [--precision fp32|autocast|bf16] [--batching]
+    python benchmarks/trl_run.py [--size demo|5m|27m|60m|150m|450m] [--steps 100] [--threads 1] [--precision fp32|autocast|bf16]
+                                 [--batching] [--device cuda]
 
 `autocast` is TRL's `bf16 = True` over float32 weights; `bf16` loads and trains the model in bfloat16, moments too.
 """
@@ -39,6 +40,7 @@ class Settings:
     precision: Literal["fp32", "autocast", "bf16"] = "fp32"
     batching: bool = False
     """Generates by transformers' continuous batching instead of `generate`."""
+    device: Literal["cpu", "cuda"] = "cpu"
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ def configuration(task: Task, steps: int, seed: int, settings: Settings, folder:
         epsilon=0.2,
         loss_type="dapo",
         scale_rewards="group",
-        use_cpu=True,
+        use_cpu=settings.device == "cpu",
         bf16=settings.precision == "autocast",
         use_transformers_continuous_batching=settings.batching,
         gradient_checkpointing=False,
@@ -205,8 +207,9 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1, help="torch's threads")
     parser.add_argument("--precision", choices=("fp32", "autocast", "bf16"), default="fp32")
     parser.add_argument("--batching", action="store_true", help="continuous batching")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     options = parser.parse_args()
-    settings = Settings(options.threads, options.precision, options.batching)
+    settings = Settings(options.threads, options.precision, options.batching, options.device)
     if options.size == "demo":
         base = options.base or make_model.make(MADE / "addition", make_model.Settings(seed=options.seed))
         clock, trainer = train(addition(base), options.steps, options.seed, settings)

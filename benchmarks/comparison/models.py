@@ -47,8 +47,9 @@ SHAPES: Final = {
     "27m": Shape(512, 1376, 8, 8, 4),
     "60m": Shape(640, 1728, 12, 10, 5),
     "150m": Shape(896, 2432, 16, 14, 7),
+    "450m": Shape(1280, 3456, 24, 20, 10),
 }
-"""4,967,616, 27,402,752, 59,817,600 and 150,500,224 parameters, embeddings included."""
+"""4,967,616, 27,402,752, 59,817,600, 150,500,224 and 447,018,240 parameters, embeddings included; the last is meant for GPUs."""
 
 
 def make(size: str) -> Path:

@@ -35,6 +35,12 @@ _QWEN2: Final[Config] = {"model_type": "qwen2", "architectures": ["Qwen2ForCausa
 _LLAMA: Final[Config] = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_act": "silu"}
 _GEMMA2: Final[Config] = {"model_type": "gemma2", "architectures": ["Gemma2ForCausalLM"], "hidden_activation": "gelu_pytorch_tanh"}
 _QWEN3: Final[Config] = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_act": "silu"}
+_QWEN3_MOE: Final[Config] = {
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "hidden_act": "silu",
+    "norm_topk_prob": True,
+}
 
 TINY: Final[Config] = _QWEN2 | _TINY
 VARIANTS: Final[dict[str, Config]] = {
@@ -45,6 +51,7 @@ VARIANTS: Final[dict[str, Config]] = {
     "llama, biases, wide heads": _LLAMA | _TINY | {"attention_bias": True, "mlp_bias": True, "head_dim": 24},
     "gemma2, softcaps": _GEMMA2 | _TINY | {"head_dim": 32, "sliding_window": 16, "query_pre_attn_scalar": 4, "attn_logit_softcapping": 3.0},
     "qwen3": _QWEN3 | _TINY | {"head_dim": 32},
+    "qwen3_moe": _QWEN3_MOE | _TINY | {"head_dim": 32, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
 }
 """Tiny ones that the decoder must compute as transformers does; those of families that this checkout does not have are left out."""
 
@@ -69,6 +76,14 @@ _LARGER_SIZES: Final[Config] = HALF_BILLION | {
 }
 LARGER: Final[Config] = _LARGER_SIZES | (_QWEN3 if "qwen3" in MODEL_FAMILIES else _LLAMA)
 """Qwen3-1.7B's sizes; without its norms of queries and keys where the decoder lacks them."""
+
+EXPERTS: Final[Config] = (
+    _LARGER_SIZES
+    | _QWEN3_MOE
+    | {"num_hidden_layers": 2, "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 32_000}
+    | {"num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+)
+"""Two layers of Qwen3-30B-A3B."""
 
 
 def variants() -> Iterator[tuple[str, Config]]:

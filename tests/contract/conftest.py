@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import sglang_lab
+import torch
 from s3_servers import moto_server, rclone_server, seaweed_server  # noqa: F401 - fixtures
 from sglang_lab import VOCAB, model, sglang_url, weights  # noqa: F401 - fixtures, and what the tests import from here
 
@@ -18,6 +19,7 @@ from gradbus_load.stub_engine import StubEngine
 from gradbus_rollout.engines.base import Engine, PromptGroup
 from gradbus_rollout.engines.sglang import SGLangConfig, SGLangEngine
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
+from gradbus_rollout.engines.torch.model import DecoderModel, read_supported_config
 
 NEW = 12
 
@@ -33,6 +35,8 @@ class Kind:
     """Number of tokens of a sample that takes a while."""
     computes: bool = True
     """False for an engine whose tokens are noise, so that no test can expect any."""
+    on_gpu: bool = False
+    """Whether the embedded engine computes as on a GPU."""
 
     async def begin(self, engine, groups):
         """A call for long samples, once some of these have their first tokens; most are still to come."""
@@ -63,13 +67,14 @@ class Kind:
 
 KINDS = {
     "torch": Kind("torch", ENGINES["torch"].deterministic, 700),
+    "torch_on_gpu": Kind("torch", ENGINES["torch"].deterministic, 200, on_gpu=True),
     "stub": Kind("stub", True, 900, computes=False),
     "sglang": Kind("sglang", ENGINES["sglang"].deterministic, 1000),
 }
 STUB = EngineTiming(step_seconds=0.001, median_tokens=8.0)
 
 
-@pytest.fixture(params=["torch", "stub", pytest.param("sglang", marks=pytest.mark.engines)])
+@pytest.fixture(params=["torch", "torch_on_gpu", "stub", pytest.param("sglang", marks=pytest.mark.engines)])
 def kind(request) -> Kind:
     return KINDS[request.param]
 
@@ -90,6 +95,9 @@ async def start(tmp_path, model, kind, url):  # noqa: F811
             engines.append(SGLangEngine(tmp_path, SGLangConfig(**config), sglang_lab.settings(url=url), tmp_path / "cache"))
         elif kind.name == "stub":
             engines.append(StubEngine(tmp_path, TorchEngineConfig(**config), STUB))
+        elif kind.on_gpu:
+            decoder = DecoderModel(read_supported_config(tmp_path), torch.empty(0), on_gpu=True)
+            engines.append(TorchEngine(decoder, TorchEngineConfig(**config)))
         else:
             engines.append(TorchEngine.from_folder(tmp_path, TorchEngineConfig(**config)))
         return engines[-1]

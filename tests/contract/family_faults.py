@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gradbus.formats.rope_config import RopeConfig
 from gradbus_kernels.models.decoder import CausalLM
-from gradbus_kernels.models.experts import MixtureOfExperts
 from gradbus_kernels.models.layer_parts import NORMS, turn_of
+from gradbus_kernels.models.mixture.experts import MixtureOfExperts
 from gradbus_kernels.models.rotary import inverse_frequencies, query_scales
 from gradbus_kernels.operators import Softcapped
 

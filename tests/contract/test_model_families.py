@@ -41,10 +41,13 @@ from gradbus.spec.sections import LinearLayer
 from gradbus_kernels.models.causal_lm import load_causal_lm, packed_logprobs
 from gradbus_kernels.models.invariant_decoder import invariant_packed_logprobs
 from gradbus_kernels.models.lora import adapters_off, add_adapters
+from gradbus_kernels.weights import host_buffers, piece_reader
 from gradbus_kernels.weights.digest import weights_digest
 from gradbus_rollout.engines.base import PromptGroup
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
-from gradbus_rollout.engines.torch.model import read_supported_config
+from gradbus_rollout.engines.torch import weights as engine_weights
+from gradbus_rollout.engines.torch.model import DecoderModel, read_supported_config
+from gradbus_rollout.engines.torch.version_format import WholeVersions
 from gradbus_trainer.learners.torch import TorchLearner
 from gradbus_trainer.tensors.base_folder import BaseFolder
 from gradbus_trainer.tensors.export import export_version
@@ -183,6 +186,23 @@ def test_longropes_context_ends_at_the_last_length_that_transformers_turns_by_th
         torch.testing.assert_close(found, theirs_within, rtol=0.0, atol=BOUND)
         # One more token changes all that came before it, so no engine could have sampled them with these probabilities.
         assert (logprobs_of(theirs(folder), beyond, 0.7)[:-1] - theirs_within).abs().mean() > 1e-2
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_version_that_comes_to_a_device_in_pieces_is_what_the_cpu_copies(folder, family, dtype, monkeypatch):
+    if read_model_config(folder).engine_lacks:
+        return
+    found = []
+    for by_pieces in (False, True):  # the CPU plays the device
+        for module in (piece_reader, engine_weights):
+            monkeypatch.setattr(module, "on_host", lambda _, by_pieces=by_pieces: not by_pieces)
+        monkeypatch.setattr(host_buffers, "PIECE_BYTES", 200)
+        model = DecoderModel(read_model_config(folder), torch.zeros(0, dtype=dtype))
+        version = WholeVersions(model.weights)
+        found.append((version.replace(version.read(sorted(folder.glob("*.safetensors")))), [one.clone() for one in model.weights.tensors]))
+    assert found[0][0] == found[1][0]
+    assert all(torch.equal(one, other) for one, other in zip(found[0][1], found[1][1], strict=True))
 
 
 async def test_the_embedded_engine_records_what_the_trainer_computes(folder, family):

@@ -55,12 +55,12 @@ def settings(**changes) -> SGLangSettings:
     return SGLangSettings(**fixed | limits | changes)
 
 
-def variables() -> dict[str, str]:
-    """The same settings as a worker's environment variables."""
+def variables(*arguments: str) -> dict[str, str]:
+    """The same settings as a worker's environment variables, with more flags of the server."""
     chosen = settings()
     return {
         "GRADBUS_SGLANG_PYTHON": chosen.python,
-        "GRADBUS_SGLANG_ARGUMENTS": json.dumps(chosen.arguments),
+        "GRADBUS_SGLANG_ARGUMENTS": json.dumps([*chosen.arguments, *arguments]),
         "GRADBUS_SGLANG_ENVIRONMENT": json.dumps(chosen.environment),
         "GRADBUS_SGLANG_THREADS": str(chosen.threads),
     }

@@ -11,6 +11,7 @@ from ledger import Ledger
 from transformers import AutoModelForCausalLM
 
 from gradbus.v1.group_pb2 import Group, Verdict
+from gradbus.v1.sample_pb2 import Sample, Span
 
 
 def worst_difference(state: Path, model: Path, ledger: Ledger, most_samples: int = 60) -> float:
@@ -29,19 +30,19 @@ def worst_difference(state: Path, model: Path, ledger: Ledger, most_samples: int
                 continue
             blob = state / "objects" / "blobs" / shards[span.version].removeprefix("sha256:")
             network.load_state_dict(safetensors.torch.load_file(blob), strict=False)
-            worst = max(worst, logprob_difference(network, group, sample, span.end))
+            worst = max(worst, logprob_difference(network, group, sample, span))
             seen += 1
     assert seen, "no sample of a stored version was found"
     return worst
 
 
-def logprob_difference(network: torch.nn.Module, group: Group, sample: object, end: int) -> float:
-    """The largest of a sample's first `end` tokens, nats."""
+def logprob_difference(network: torch.nn.Module, group: Group, sample: Sample, span: Span) -> float:
+    """The largest of a span's tokens, nats. `network` computes all tokens up to the span's end."""
     prompt = np.frombuffer(group.prompt_ids, "<i4")
-    tokens = np.frombuffer(sample.token_ids, "<i4")[:end]
-    recorded = torch.tensor(np.frombuffer(sample.logprobs, "<f4")[:end].copy())
+    tokens = np.frombuffer(sample.token_ids, "<i4")[: span.end]
+    recorded = torch.tensor(np.frombuffer(sample.logprobs, "<f4")[: span.end].copy())
     ids = torch.tensor(np.concatenate([prompt, tokens]), dtype=torch.long)[None]
     with torch.no_grad():
         logits = network(ids).logits[0, len(prompt) - 1 : -1]
     computed = torch.log_softmax(logits.float(), -1).gather(1, ids[0, len(prompt) :, None])[:, 0]
-    return float((computed - recorded).abs().max())
+    return float((computed - recorded)[span.start :].abs().max())

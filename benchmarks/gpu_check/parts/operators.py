@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gpu_check.context import Context
-from gpu_check.parts import operator_speeds
+from gpu_check.parts import cached_attention, operator_speeds
 from gradbus_kernels import operators as ops
 from gradbus_kernels.operators.batch_invariant.layers import invariant_swiglu_reference
 from gradbus_kernels.operators.decoder_layer.norm import rms_norm
@@ -46,13 +46,14 @@ class Case:
 
 
 def run(context: Context) -> None:
-    """Errors and bits of all cases, draws, batch invariance, then speeds."""
+    """Errors and bits of all cases, draws, attention over a cache, batch invariance, then speeds."""
     implementation = "triton" if find_spec("triton") is not None else "cpu"
     with ops.using(implementation) if context.dry else nullcontext():
         for case in _cases(context):
             for dtype in _BOTH[1:] if context.dry else case.dtypes:
                 _check(context, case, dtype)
         _check_draws(context)
+        cached_attention.run(context, partial(_poison, context))
         context.holds(f"all kernels ran by {implementation}", {ran.implementation for ran in ops.provenance().values()} <= {implementation})
     _check_invariance(context)  # in dry mode by the CPU's implementation: the products of Triton's interpreter are numpy's
     operator_speeds.run(context)

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 import torch
 
 from gpu_check.context import Context
-from gpu_check.random_models import HALF_BILLION, LARGER, TINY, Config, batch, parameters, write_model
+from gpu_check.random_models import EXPERTS, HALF_BILLION, LARGER, TINY, Config, batch, parameters, write_model
 from gpu_check.timing import wall
 from gradbus.formats.model_config import read_model_config
 from gradbus.spec import RunSpec
@@ -33,7 +33,8 @@ def run(context: Context) -> None:
     if context.dry:
         return _speed(context, "tiny", TINY, (2, 8, 6))
     _speed(context, "0.5B", HALF_BILLION, _PACKED)
-    return _speed(context, "1.7B", LARGER, _PACKED)
+    _speed(context, "1.7B", LARGER, _PACKED)
+    return _speed(context, "two layers of 128 experts", EXPERTS, _PACKED)
 
 
 def spec(dtype: str = "fp32", **trainer: Any) -> RunSpec:
@@ -113,11 +114,16 @@ def _speed(context: Context, name: str, config: Config, sizes: tuple[int, int, i
 
 
 def _operations(folder: Path, responses: Any, sizes: tuple[int, int, int]) -> float:
-    """Of a step: six a parameter and token, the head's for response tokens alone, and attention to the keys that the mask leaves."""
+    """Of a step: six a parameter and token, the head's for response tokens alone, and attention to the keys that the mask leaves.
+
+    Of the parameters of experts those of a token's own count.
+    """
     total, embedding = parameters(folder)
     config, (groups, prompt, response) = read_model_config(folder), sizes
     head = embedding if config.tied else embedding * 2
+    experts = [config.experts_of(number) for number in range(config.layers)]
+    idle = sum(3 * config.hidden_size * own.width * (own.count - own.chosen) for own in experts if own)
     packed = groups * (prompt + 8 * response)
     seen = groups * (prompt**2 / 2 + 8 * (response * prompt + response**2 / 2))
     attention = 12.0 * config.layers * config.heads * config.head_dim * seen
-    return 6.0 * (total - head) * packed + 6.0 * embedding * sum(responses) + attention
+    return 6.0 * (total - head - idle) * packed + 6.0 * embedding * sum(responses) + attention

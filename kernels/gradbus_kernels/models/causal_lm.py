@@ -16,12 +16,12 @@ from gradbus.formats.model_config import read_model_config
 from gradbus.formats.model_weights import check_weights
 from gradbus.formats.transformers_families import TransformersFamily
 from gradbus_kernels.models.decoder import CausalLM
-from gradbus_kernels.models.experts import MixtureOfExperts
 from gradbus_kernels.models.files import check_complete, check_stored, parts, refuse_other_head, stored_tensors
 from gradbus_kernels.models.language_model import LanguageModel
 from gradbus_kernels.models.loading import loading
+from gradbus_kernels.models.mixture.experts import MixtureOfExperts
+from gradbus_kernels.models.mixture.routing import read_corrections
 from gradbus_kernels.models.packing import TokenSequence
-from gradbus_kernels.models.routing import read_corrections
 from gradbus_kernels.operators import linear_logprob
 
 _HEAD = "lm_head.weight"

@@ -17,9 +17,9 @@ from gradbus.formats.expert_config import ExpertsConfig
 from gradbus.formats.model_config import ModelConfig
 from gradbus.formats.model_families import NORM_PLACES
 from gradbus_kernels.models.embedding import Embedding
-from gradbus_kernels.models.experts import MixtureOfExperts
 from gradbus_kernels.models.language_model import LanguageModel
 from gradbus_kernels.models.layer_parts import GATED, NORMS, Norm, Rotations, scaled_by, turn_of, unchanged
+from gradbus_kernels.models.mixture.experts import MixtureOfExperts
 from gradbus_kernels.models.packing import TokenSequence, given_routes, pack
 from gradbus_kernels.operators import (
     PackedGroups,

@@ -83,13 +83,19 @@ def query_scales(rope: RopeConfig, positions: Tensor) -> Tensor:
     return 1.0 + rope.query_beta * torch.log(1.0 + torch.floor(positions / rope.scaling["original_max_position_embeddings"]))
 
 
-def rotation_rows(rope: RopeConfig | None, config: ModelConfig, length: int) -> Tensor:
-    """`rotation_table` for all heads of queries and keys side by side, `[length, (heads + kv_heads) * head_dim]`."""
-    table = rotation_table(rope, config.head_dim, length)
+def rotation_tables(rope: RopeConfig | None, head_dim: int, length: int) -> Tensor:
+    """`rotation_table` for queries, which may grow with their positions, and for keys: `[2, length, head_dim]`."""
+    table = rotation_table(rope, head_dim, length)
     if rope is None or not rope.query_beta:
-        return table.repeat(1, config.heads + config.kv_heads)
+        return torch.stack((table, table))
     scales = query_scales(rope, torch.arange(length, dtype=torch.float32, device="cpu"))
-    return torch.cat(((table * scales[:, None]).repeat(1, config.heads), table.repeat(1, config.kv_heads)), dim=1)
+    return torch.stack((table * scales[:, None], table))
+
+
+def rotation_rows(rope: RopeConfig | None, config: ModelConfig, length: int) -> Tensor:
+    """The tables for all heads of queries and keys side by side, `[length, (heads + kv_heads) * head_dim]`."""
+    queries, keys = rotation_tables(rope, config.head_dim, length)
+    return torch.cat((queries.repeat(1, config.heads), keys.repeat(1, config.kv_heads)), dim=1)
 
 
 def _temperature(factor: float, mscale: float) -> float:

@@ -12,6 +12,16 @@ from gradbus_kernels.operators.batch_invariant.embedding import invariant_embedd
 from gradbus_kernels.operators.batch_invariant.layers import invariant_rms_norm, invariant_rotation, invariant_swiglu
 from gradbus_kernels.operators.batch_invariant.logprob import invariant_logprob, invariant_logprob_reference
 from gradbus_kernels.operators.batch_invariant.matmul import invariant_matmul, invariant_matmul_reference
+from gradbus_kernels.operators.cached_attention.api import cached_attention, copy_rows, rotate_and_cache
+from gradbus_kernels.operators.cached_attention.reference import (
+    CachedRule,
+    HeadNorms,
+    LayerCache,
+    Places,
+    cached_attention_reference,
+    copy_rows_reference,
+    rotate_and_cache_reference,
+)
 from gradbus_kernels.operators.distillation_loss.api import (
     DistillationLoss,
     TeacherRows,
@@ -42,12 +52,16 @@ from gradbus_kernels.operators.sample.reference import Sampled, SamplingParams
 from gradbus_kernels.operators.selected_logprob.api import SelectedLogprob, selected_logprob, selected_logprob_reference
 
 __all__ = [
+    "CachedRule",
     "DistillationLoss",
+    "HeadNorms",
     "KtoLoss",
     "KtoSettings",
+    "LayerCache",
     "LinearLogprob",
     "PackedGroups",
     "PairTokens",
+    "Places",
     "PolicyLoss",
     "PolicySettings",
     "PolicyTokens",
@@ -62,6 +76,10 @@ __all__ = [
     "SelectedLogprob",
     "Softcapped",
     "TeacherRows",
+    "cached_attention",
+    "cached_attention_reference",
+    "copy_rows",
+    "copy_rows_reference",
     "counter_uniform",
     "invariant_attention",
     "invariant_attention_reference",
@@ -93,6 +111,8 @@ __all__ = [
     "prefix_shared_attention_with_sinks_reference",
     "provenance",
     "ranking_loss",
+    "rotate_and_cache",
+    "rotate_and_cache_reference",
     "sample",
     "sample_at",
     "sample_reference",

@@ -61,6 +61,8 @@ class OpenRun:
         """The newest attempt of each episode, whether or not its session is still open."""
         self._opening: dict[str, _SharedLock] = {}
         """By episode: the opens that are in progress."""
+        self._moves: set[asyncio.Task[Answer]] = set()
+        """In progress, also those whose callers are gone."""
 
     @property
     def is_empty(self) -> bool:
@@ -95,8 +97,21 @@ class OpenRun:
         return self._sessions[session].worker
 
     async def step(self, name: str, move: Move, seconds: float) -> Answer:
-        """The answer to a move: the next one, or the last one again."""
-        entry = self._sessions[name]
+        """The answer to a move: the next one, or the last one again.
+
+        A move goes on when its caller is gone: the next worker that asks for it gets its answer, and a world is not called twice.
+        """
+        moving = asyncio.create_task(self._step(self._sessions[name], move, seconds))
+        self._moves.add(moving)
+        moving.add_done_callback(self._moved)
+        return await asyncio.shield(moving)
+
+    def _moved(self, moving: asyncio.Task[Answer]) -> None:
+        self._moves.discard(moving)
+        if not moving.cancelled():
+            moving.exception()  # the caller has it; one that is gone needs none
+
+    async def _step(self, entry: OpenSession, move: Move, seconds: float) -> Answer:
         async with entry.lock:
             entry.used = time.monotonic()
             session = entry.session
@@ -151,6 +166,9 @@ class OpenRun:
         """Closes all sessions and frees the environment."""
         count_sessions(-len(self._sessions))
         self._sessions.clear()
+        for moving in self._moves:
+            moving.cancel()
+        await asyncio.gather(*self._moves, return_exceptions=True)
         await self.world.end()
 
     async def _open(self, opening: Opening, seconds: float, *, resume: bool) -> tuple[str, Answer]:

@@ -49,7 +49,7 @@ REPORT = exactly(
 )
 MOST_BYTES = 1 << 20
 PROBES = {"copy", "gemm_bf16", "gemm_fp32", "h2d_pinned", "h2d_pageable", "d2h_pinned", "d2h_pageable"}
-RUN = ["probe", "operators", "decoder", "trainer", "engine", "weights", "two_processes", "stack"]
+RUN = ["probe", "operators", "decoder", "trainer", "engine", "weights", "two_processes", "stack", "placement"]
 SHORT = ["probe", "trainer", "engine", "weights"]
 """What the usual tests run; the whole takes minutes."""
 
@@ -87,7 +87,7 @@ def test_every_part_passes_but_those_whose_software_is_not_here(dry_run, parts_r
     if parts_run is SHORT:
         assert list(parts) == SHORT
         return
-    assert list(parts) == [*RUN[:-1], "deepspeed", "stack", "sglang"]
+    assert list(parts) == [*RUN[:-2], "deepspeed", "stack", "placement", "sglang"]
     assert (parts["sglang"]["status"], "GRADBUS_SGLANG_PYTHON" in parts["sglang"]["reason"]) == ("skip", True)
     assert parts["deepspeed"]["status"] in {"pass", "skip"}
 

@@ -8,6 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 
 import pytest
+from guessing_agent import GuessingAgent, agent_spec, make_game
 
 from gradbus.telemetry import evaluation_trace, group_trace, start_trace, step_trace
 from gradbus.telemetry.registry import SPANS
@@ -268,6 +269,30 @@ def in_world(traced, spec, worlds):
     return traced.train(body)
 
 
+@pytest.fixture(scope="module")
+def with_agent(traced, tmp_path_factory):
+    """A run whose episodes an agent plays."""
+    url = f"http://127.0.0.1:{json.loads((traced.state / 'ports.json').read_text())['agent.http']}"
+    run_id = traced.submit(agent_spec(make_game(tmp_path_factory.mktemp("game")), steps=1))
+    with GuessingAgent(url, (traced.state / "secrets" / "api-key").read_text(), run_id):
+        return traced.ends(run_id)
+
+
+def test_each_episode_of_an_agent_is_told_in_its_groups_trace(with_agent, collector):
+    def named(name):
+        return [span for span in collector.of_run(with_agent["id"]) if span.name == name and span.service == "gradbus-agent"]
+
+    turns = collector.until(lambda: [span for span in collector.of_run(with_agent["id"]) if span.name == "turn"])
+    collector.gives_time(lambda: len(named("agent_request")) == len([s for s in collector.of_run(with_agent["id"]) if s.name == "turn"]))
+    requests, episodes, waits = map(named, ("agent_request", "agent_episode", "wait_for_agent"))
+    roots = {span.id for span in collector.of_run(with_agent["id"]) if span.name == "group"}
+    assert {span.parent for span in (*requests, *episodes, *waits)} <= roots
+    assert {span.trace for span in requests} == {span.trace for span in turns}
+    assert len(episodes) == len(waits) == len({span.attributes["gradbus.episode.id"] for span in episodes})
+    assert sum(span.attributes["gradbus.agent.turns"] for span in episodes) == len(requests)
+    assert {span.attributes["gradbus.reason"] for span in episodes} == {"its agent ended the episode"}
+
+
 def test_a_scorer_of_ones_own_is_called_in_the_calls_trace(foreign):
     _, heads, calls = foreign
     assert {(span.trace, span.id) for span in calls} <= {tuple(head.split("-")[1:3]) for head in heads}
@@ -292,16 +317,19 @@ def test_a_call_for_scores_goes_on_in_the_service_that_holds_the_reward_model(tr
     def traces(name):
         return {span.trace for span in collector.of_run(run["id"]) if span.name == name}
 
-    # Services send their spans in batches: a part of a run's spans is a part of each kind.
-    assert collector.until(lambda: len(traces("score")) == 3 * 4 and traces("gradbus.v1.RewardService/Score") >= traces("score_call"))
+    def linked():
+        return {link for span in collector.of_run(run["id"]) if span.name == "score_call" for link in span.links}
+
+    # Services send their spans in batches, so the call that tells of some scores may come after them.
+    assert collector.until(lambda: len(traces("score")) == 3 * 4 and linked() == traces("score"))
+    collector.gives_time(lambda: traces("gradbus.v1.RewardService/Score") >= traces("score_call"))
     spans = collector.of_run(run["id"])
-    assert {link for span in spans if span.name == "score_call" for link in span.links} == traces("score")
     served = {span.trace for span in spans if span.service == "gradbus-reference" and span.name == "gradbus.v1.RewardService/Score"}
     assert served == traces("score_call")
     assert "gradbus-reward" not in {span.service for span in spans}
 
 
-def test_what_is_declared_is_emitted_and_what_is_emitted_is_declared(trees, foreign, in_world, collector):
+def test_what_is_declared_is_emitted_and_what_is_emitted_is_declared(trees, foreign, in_world, with_agent, collector):
     unseen = {entry.name for entry in SPANS}
     collector.gives_time(lambda: all(any(fnmatchcase(span.name, name) for span in list(collector.spans)) for name in unseen))
     for span in list(collector.spans):

@@ -2,44 +2,23 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import sglang_lab
-import torch
 from ledger import check, read_ledger
-from run_lab import easier, off
+from run_lab import easier, of_family, off
 from smoke import make_example, smoke_spec, train
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from gradbus.embedded import Stack, StackConfig
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]
 GROUPS, STEPS = 4, 4
-SIZES = {
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-}
-
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "norm_topk_prob": True, "head_dim": 16}
 FAMILIES = {"stablelm": {}, "starcoder2": {}, "qwen3_moe": EXPERTS}
 
 
 @pytest.fixture(params=FAMILIES)
 def example(request, tmp_path):
-    """The copying task with its tokenizer, over a model of another family."""
-    made = make_example(tmp_path / "example")
-    before = json.loads((made / "model" / "config.json").read_text())
-    tokens = {name: before[name] for name in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id") if name in before}
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(request.param, **SIZES, **FAMILIES[request.param], **tokens, initializer_range=0.1)
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(made / "model")
-    return made
+    return of_family(make_example(tmp_path / "example"), request.param, **FAMILIES[request.param])
 
 
 async def test_a_run_samples_each_version_with_transformers_log_probabilities(example, tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 
 import numpy as np
 import pytest
@@ -20,12 +19,6 @@ from gradbus.v1.group_pb2 import Group, Verdict
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(1800)]
 GROUPS, STEPS = 16, 12
 SEEN = (0, 5, STEPS - 2)
-
-
-def variables():
-    chosen = sglang_lab.variables()
-    arguments = [*json.loads(chosen["GRADBUS_SGLANG_ARGUMENTS"]), "--lora-backend", "torch_native"]
-    return chosen | {"GRADBUS_SGLANG_ARGUMENTS": json.dumps(arguments), "GRADBUS_SGLANG_START_SECONDS": "1200"}
 
 
 def difference(model, group):
@@ -50,7 +43,8 @@ async def test_adapters_are_trained_served_and_exported(tmp_path):
         evaluation={"every": 6},
         trainer={"learning_rate": 0.02, "lora": {"rank": 4, "alpha": 8.0}},
     )
-    async with Stack(StackConfig(state=tmp_path / "state", port=0, environment_overrides={"rollout-0": variables()})) as stack:
+    variables = sglang_lab.variables("--lora-backend", "torch_native") | {"GRADBUS_SGLANG_START_SECONDS": "1200"}
+    async with Stack(StackConfig(state=tmp_path / "state", port=0, environment_overrides={"rollout-0": variables})) as stack:
         outcome = await train(stack, spec, seconds=1500.0)
         assert outcome.state == "succeeded"
         with Client(stack.url, stack.api_key) as client:

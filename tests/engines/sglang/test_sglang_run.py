@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import signal
 
 import pytest
 import sglang_lab
 from ledger import check, read_ledger
-from run_lab import easier, learned, off, rewards
+from run_lab import easier, kill_server, learned, off, rewards, servers
 from smoke import make_example, smoke_spec, train
 
 from gradbus.embedded import Stack, StackConfig
@@ -35,17 +32,6 @@ def spec_of(example, engine, steps):
     return easier(smoke_spec(example, rollout=rollout, schedule=schedule, checkpoint={"every": 1}))
 
 
-def servers(log):
-    """Process groups of the servers that a worker has brought up, oldest first."""
-    lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
-    return [line["pid"] for line in lines if line["event"] == "engine_server_up"]
-
-
-def versions_published(stack):
-    """Checkpoints of its one run."""
-    return len(list(stack.state.objects.glob("runs/*/checkpoints/*")))
-
-
 async def test_a_run_reaches_the_embedded_engines_reward_with_log_probabilities_of_each_version(stack, example):
     async with stack:
         found = {}
@@ -65,16 +51,11 @@ async def test_a_run_reaches_the_embedded_engines_reward_with_log_probabilities_
 async def test_a_server_killed_in_a_run_is_started_again_and_nothing_is_lost(stack, example):
     async with stack:
         run = asyncio.create_task(train(stack, spec_of(example, "sglang", 20), seconds=1500))
-        log = stack.state.logs / "rollout-0.log"
-        async with asyncio.timeout(600):
-            while not versions_published(stack) > 3 or not servers(log):  # noqa: ASYNC110
-                await asyncio.sleep(0.2)
-        (leader,) = servers(log)
-        os.killpg(leader, signal.SIGKILL)
+        await kill_server(stack)
         outcome = await run
         assert (outcome.state, outcome.steps) == ("succeeded", 20)
         ledger = read_ledger(stack.state.root, outcome.run_id)
         assert check(ledger, GROUPS, 20, 1, fixed_lag=True) == []
         worst, _ = off(stack.state.root, example / "model", ledger)
         assert worst < 1e-5
-        assert len(servers(log)) == 2, "a new server took its place, once"
+        assert len(servers(stack)) == 2, "a new server took its place, once"

@@ -173,6 +173,29 @@ def _power_of_two(at_least: int) -> int:
     return 1 << (at_least - 1).bit_length()
 
 
+CACHED_SPLIT: Final = 256
+"""Keys of a cache that one program of `cached_attention` takes, where a row has one query. It decides bits."""
+CACHED_SPLITS: Final = 16
+"""Splits that are joined at a time; a power of two. It decides bits."""
+CACHED_HEADS: Final = 16
+"""Heads of a token that one program rotates; a power of two."""
+CACHED_COPY: Final = 4096
+"""Elements of a cache that one program copies; a power of two."""
+
+
+def cached_attention(head_dim: int, item_size: int, queries: int | None = None) -> AttentionBlocks:
+    """Sizes for chunks of queries; or for this number of `queries` that share a key head, where a row has one token."""
+    narrow = item_size <= 2 and head_dim <= 128
+    if head_dim > 256:
+        return AttentionBlocks(queries=16, keys=16, warps=4, stages=1)
+    if queries is not None:
+        height = next(size for size in (16, 32, 64) if queries <= size or size == 64)
+        return AttentionBlocks(queries=height, keys=64 if narrow else 32, warps=4, stages=3 if narrow and head_dim <= 64 else 2)
+    if not narrow:
+        return AttentionBlocks(queries=32, keys=32, warps=4, stages=1 if item_size > 2 else 2)
+    return AttentionBlocks(queries=128, keys=64, warps=4 if head_dim <= 64 else 8, stages=2)
+
+
 @dataclass(frozen=True, slots=True)
 class ProductTiles:
     """A tile of a product; sizes are powers of two from 16. The same for every number of rows, because sizes decide bits."""

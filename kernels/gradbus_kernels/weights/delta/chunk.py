@@ -33,8 +33,9 @@ SAMPLE: Final = 4096
 PIECES: Final = 64
 PIECE: Final = 1024
 """Elements of each of the pieces by which the changes are estimated."""
-BLOCK_BYTES: Final = 1 << 18
-"""Bytes compared, copied and checked together: old and new ones stay in a core's second cache."""
+BLOCK_BYTES: Final = 1 << 20
+"""Bytes compared, copied and checked together: old and new ones stay in a core's caches. With smaller blocks threads wait for the
+interpreter more often than they compute."""
 
 Visit = Callable[[slice], None]
 """Called with each block of a chunk, in order, while its elements are in the cache."""

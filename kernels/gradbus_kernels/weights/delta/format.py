@@ -7,12 +7,16 @@ for each tensor, in order of name: name and dtype (length, UTF-8), number of dim
 tensor, and for each chunk its length and its content. Length 0: no change; the length of the chunk: the new elements; otherwise a
 delta. Checksum and digests are XXH3-128, 16 bytes. They detect accidents: a wrong base, damage in transit, a memory fault. They do
 not authenticate the writer of a delta; the caller checks a digest of the bytes from a trusted source, as it does for whole weights.
+
+Threads encode and apply, each a tensor at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import wait
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
 
 import numpy as np
 from xxhash import xxh3_128, xxh3_128_digest
@@ -20,6 +24,7 @@ from xxhash import xxh3_128, xxh3_128_digest
 from gradbus_kernels.weights.delta.bytes import DamagedDeltaError, DeltaError, Reader, Writer
 from gradbus_kernels.weights.delta.chunk import FloatFormat, Visit, apply_chunk, blocks, encode_chunk
 from gradbus_kernels.weights.delta.loops import Bits, Loops, loops_for
+from gradbus_kernels.weights.threads import submit
 
 MAGIC: Final = b"GBWD"
 VERSION: Final = 2
@@ -30,6 +35,9 @@ FORMATS: Final[Mapping[str, FloatFormat]] = {
     form.name: form for form in (FloatFormat("F32", 32, 23), FloatFormat("F16", 16, 10), FloatFormat("BF16", 16, 7))
 }
 """Supported formats, by safetensors' names."""
+
+
+_Result = TypeVar("_Result")
 
 
 class FlatTensor(NamedTuple):
@@ -55,8 +63,8 @@ def encode_tensors(old: Mapping[str, FlatTensor], new: Mapping[str, FlatTensor],
     loops = loops or _loops(old)
     out = Writer()
     out.number(len(old))
-    for name in sorted(old):
-        _write_tensor(out, name, old[name], new[name], loops)
+    for written in _each(old, lambda name: _written(name, old[name], new[name], loops)):
+        out.append(written)
     body = out.done()
     return b"".join([MAGIC, bytes([VERSION]), xxh3_128_digest(body), body])
 
@@ -70,8 +78,10 @@ def apply_tensors(
     count = source.number(source.left)
     if count != len(old):
         raise WrongBaseError(f"it was made from {count} tensors, here are {len(old)}")
-    for name in sorted(old):
-        _read_tensor(source, name, old[name], new[name], loops)
+    parts, fault = _parts(source, old)
+    _each({name: old[name] for name in parts}, lambda name: _apply(name, parts[name], old[name], new[name], loops))
+    if fault:
+        raise fault
     if source.left:
         raise DamagedDeltaError(f"{source.left} bytes are left over")
 
@@ -91,7 +101,19 @@ def _digest(header: bytes, bits: Bits) -> bytes:
     return digest.digest()
 
 
-def _write_tensor(out: Writer, name: str, old: FlatTensor, new: FlatTensor, loops: Loops) -> None:
+def _each(tensors: Mapping[str, FlatTensor], work: Callable[[str], _Result]) -> list[_Result]:
+    """Has `work` done on each tensor by threads, the largest first. Results in order of name, of which the first error is raised."""
+    by_size = sorted(tensors, key=lambda name: -tensors[name].bits.nbytes)
+    begun = {name: submit(partial(work, name), tensors[name].bits.nbytes) for name in by_size}
+    try:
+        return [begun[name].result() for name in sorted(tensors)]
+    finally:
+        for future in begun.values():
+            future.cancel()
+        wait(begun.values())  # after an error too: they write into the caller's memory
+
+
+def _written(name: str, old: FlatTensor, new: FlatTensor, loops: Loops) -> Writer:
     header = _header(name, old)
     if header != _header(name, new):
         raise DeltaError(f"tensor {name} has another shape or dtype in the new version; publish the whole version")
@@ -103,30 +125,63 @@ def _write_tensor(out: Writer, name: str, old: FlatTensor, new: FlatTensor, loop
         whole = after.tobytes() if len(content) >= after.nbytes else content
         body.number(len(whole))
         body.raw(whole)
+    out = Writer()
     for part in (header, *(digest.digest() for digest in digests)):
         out.raw(part)
     out.append(body)
+    return out
 
 
-def _read_tensor(source: Reader, name: str, old: FlatTensor, new: FlatTensor, loops: Loops) -> None:
-    header = _header(name, old)
-    if not source.accept(header):
-        raise WrongBaseError(f"it does not name tensor {name}, {old.form.name} of shape {list(old.shape)}, where that stands")
-    expected = bytes(source.raw(DIGEST_BYTES)), bytes(source.raw(DIGEST_BYTES))
-    digests = xxh3_128(header), xxh3_128(header)
-    damage: DamagedDeltaError | None = None
+class _Part(NamedTuple):
+    """What a delta has of one tensor."""
+
+    digests: tuple[bytes, bytes]
+    """Of the old and the new tensor."""
+    chunks: list[memoryview]
+    damage: DamagedDeltaError | None
+    """What ended the reading of the chunks too early."""
+
+
+def _parts(source: Reader, old: Mapping[str, FlatTensor]) -> tuple[dict[str, _Part], DeltaError | None]:
+    """The parts by name, and what is wrong after them."""
+    parts: dict[str, _Part] = {}
     try:
-        for chunk in _chunks(old.bits):
+        for name in sorted(old):
+            parts[name] = _part(source, name, old[name])
+            if parts[name].damage:
+                break  # its own error, once its base is known to be right
+    except DeltaError as error:
+        return parts, error
+    return parts, None
+
+
+def _part(source: Reader, name: str, old: FlatTensor) -> _Part:
+    if not source.accept(_header(name, old)):
+        raise WrongBaseError(f"it does not name tensor {name}, {old.form.name} of shape {list(old.shape)}, where that stands")
+    digests = bytes(source.raw(DIGEST_BYTES)), bytes(source.raw(DIGEST_BYTES))
+    contents: list[memoryview] = []
+    try:
+        contents.extend(source.raw(source.number(old.bits[chunk].nbytes)) for chunk in _chunks(old.bits))
+    except DamagedDeltaError as error:
+        return _Part(digests, contents, error)
+    return _Part(digests, contents, None)
+
+
+def _apply(name: str, part: _Part, old: FlatTensor, new: FlatTensor, loops: Loops) -> None:
+    header = _header(name, old)
+    digests = xxh3_128(header), xxh3_128(header)
+    damage = part.damage
+    try:
+        for chunk, content in zip(_chunks(old.bits), part.chunks, strict=False):
             before, after = old.bits[chunk], new.bits[chunk]
-            content = source.raw(source.number(before.nbytes))
             _read_chunk(content, before, after, old.form, loops, _added(digests, before, after))
     except DamagedDeltaError as error:
         damage = error
-    if (_digest(header, old.bits) if damage else digests[0].digest()) != expected[0]:
+    if (_digest(header, old.bits) if damage else digests[0].digest()) != part.digests[0]:
         raise WrongBaseError(f"tensor {name} has other elements")
     if damage:
         raise damage
-    if digests[1].digest() != expected[1]:
+    if digests[1].digest() != part.digests[1]:
         raise DamagedDeltaError(f"tensor {name} comes out with other elements")
 
 

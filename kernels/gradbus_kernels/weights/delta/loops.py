@@ -1,12 +1,18 @@
 """The loops of the codec over weights and lists, which numpy runs everywhere and numba several times as fast.
 
-Both give the same bytes: `numpy_loops` is the reference, `numba_loops` is compiled. A process compiles once, in a thread, and numpy
-serves until that is done, so no step waits for a compiler.
+Both give the same bytes: `numpy_loops` is the reference, `numba_loops` is compiled. numpy serves until the compiled loops are ready,
+so no step waits for a compiler. A child process compiles them, once on a machine, and a thread loads what it has kept on the disk: a
+compiler in a thread holds the interpreter nearly all the time, and numpy's loops would take several times as long beside it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import importlib.util
+import os
+import subprocess
+import sys
 import threading
 from typing import Any, Final, Protocol, cast
 
@@ -24,6 +30,10 @@ Cursor = tuple[int, int, int, int]
 
 COMPILE_BYTES: Final = 1 << 24
 """Smaller weights are coded by numpy alone: loading the compiler takes longer, and memory."""
+
+
+_MODULE: Final = "gradbus_kernels.weights.delta.numba_loops"
+_COMPILE_SECONDS: Final = 300.0
 
 
 class Loops(Protocol):
@@ -89,10 +99,22 @@ class _Compiled:
         return self._loops
 
     def _load(self) -> None:
+        if importlib.util.find_spec("numba") is None:
+            return
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # no child: this thread compiles
+            _compile_in_child()
         try:
-            self._loops = cast("Loops", importlib.import_module("gradbus_kernels.weights.delta.numba_loops"))
+            self._loops = cast("Loops", importlib.import_module(_MODULE))
         except Exception:  # noqa: BLE001 -- numba is optional, and whatever it lacks here, numpy does the same
             self._loops = None
+
+
+def _compile_in_child() -> None:
+    """Leaves the machine code on the disk, where it is not there yet. Says nothing of a failure: the import says what is missing."""
+    command = [sys.executable, "-c", f"import os; os.nice(10); import {_MODULE}"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    silent = subprocess.DEVNULL
+    subprocess.run(command, env=environment, stdin=silent, stdout=silent, stderr=silent, timeout=_COMPILE_SECONDS, check=False)
 
 
 _compiled: Final = _Compiled()
@@ -104,9 +126,10 @@ def loops_for(size: int) -> Loops:
     return NUMPY if size < COMPILE_BYTES else _compiled.get() or NUMPY
 
 
-def prepare_loops() -> None:
-    """Begins to compile, in a thread, so that the first delta finds the loops ready."""
-    _compiled.prepare()
+def prepare_loops(size: int) -> None:
+    """Begins to compile what `loops_for` this size is to give, so that the first delta finds it ready. Does not wait."""
+    if size >= COMPILE_BYTES:
+        _compiled.prepare()
 
 
 def compiled_loops() -> Loops | None:

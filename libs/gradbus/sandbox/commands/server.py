@@ -28,10 +28,9 @@ def serve(libc: ctypes.CDLL, proc: int | None, served: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     asked = json.loads(served)
     command = Command(tuple(asked["arguments"]), seconds=_CPU_SECONDS, memory_mib=asked["memory_mib"])
-    null = os.open("/dev/null", os.O_WRONLY | os.O_CLOEXEC)
     pid = os.fork()
     if pid == 0:
-        execute(libc, command, (0, 1, null), asked["paths"], bound_addresses=proc is None)
+        execute(libc, command, (0, 1, 2), asked["paths"], bound_addresses=proc is None)
     for handle in (0, 1):
         os.close(handle)  # so that the parent sees the end of the command's
     while ended(pid) is None and not has_more_files() and not (proc is not None and has_more_memory(proc, command.memory_mib << 20)):

@@ -14,6 +14,7 @@ _SEND = ("messaging.system", "messaging.operation.type", "messaging.operation.na
 _SAMPLED = ("gen_ai.operation.name", "gen_ai.usage.output_tokens", "gen_ai.response.finish_reasons")
 _PEER = ("server.address", "server.port")
 _REWARDS = ("gradbus.rewards", "gradbus.reward.part.*")
+_AGENT = (*_RUN, "gradbus.episode.id", "gradbus.attempt")
 _CALLERS = ("conductor", "rollout", "trainer")
 _SERVERS = ("reward", "environment", "agent", "reference", "weight_store")
 
@@ -60,6 +61,19 @@ SPANS = (
         ("rollout",),
         (*_RUN, "gradbus.sample.n", "gradbus.turn", "gradbus.environment.seconds", *_SAMPLED),
         "A turn of an episode: the policy draws it, and its environment or agent answers for so many seconds.",
+    ),
+    SpanEntry("wait_for_agent", ("agent",), _AGENT, "An attempt of an episode is offered, and no agent has it yet."),
+    SpanEntry(
+        "agent_request",
+        ("agent",),
+        (*_AGENT, "gradbus.turn", "gradbus.agent.outcome"),
+        "A request of an agent, from its arrival to the turn that the policy drew for it.",
+    ),
+    SpanEntry(
+        "agent_episode",
+        ("agent",),
+        (*_AGENT, "gradbus.agent.turns", "gradbus.reason"),
+        "An attempt of an episode, from the moment at which an agent has it to its end, and why it ended.",
     ),
     SpanEntry("deliver", ("rollout",), (), "The task's groups are serialized and written to the buffer."),
     SpanEntry("score", ("conductor",), _REWARDS, "One attempt to score the group; an error if a sample was not scored."),

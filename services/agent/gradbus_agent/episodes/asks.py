@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -45,6 +46,8 @@ class Ask:
     mark: Mark
     answer: asyncio.Future[PolicyTurn]
     """Its exception is a RefusalError."""
+    began: int = field(default_factory=time.time_ns)
+    """When it came first, in nanoseconds since 1970."""
     waiting: int = 1
     """Connections that wait for the answer."""
     is_delivered: bool = False

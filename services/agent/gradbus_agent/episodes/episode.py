@@ -13,6 +13,7 @@ from gradbus_agent.contract import Document, PolicyTurn, RefusalError, Reply, Ve
 from gradbus_agent.episodes.asks import Ask, Asks, Mark
 from gradbus_agent.episodes.lease import Lease
 from gradbus_agent.episodes.memory import ByteBudget
+from gradbus_agent.episodes.traces import EpisodeTrace
 from gradbus_agent.episodes.turns import Opening, policy_turn
 from gradbus_agent.matching import Histories, Question
 from gradbus_agent.telemetry import count_turn
@@ -64,6 +65,7 @@ class AgentEpisode:
         self._lease = Lease(opening.section.step_seconds)
         self._asks = Asks(budget)
         self._histories = Histories()
+        self._trace = EpisodeTrace(opening)
         self._progress = Progress()
         self._opened: Reply | None = None
         self._step: Step | None = None
@@ -93,6 +95,7 @@ class AgentEpisode:
     def claim(self, key_hash: bytes) -> None:
         """An agent takes it."""
         self.key_hash = key_hash
+        self._trace.claimed()
         self._lease.renew()
         self._changed.set()
 
@@ -163,6 +166,7 @@ class AgentEpisode:
             self._asks.refuse_drawing(error)
         self._asks.answered.clear()
         self._histories = Histories()
+        self._trace.over(self._progress.turns, reason)
         self._changed.set()
         self.on_over(self)
 
@@ -239,6 +243,7 @@ class AgentEpisode:
             self._progress.outcomes[turn.outcome] += 1
             count_turn(turn.outcome)
             self._histories.add(turn.number, asked.question, turn.message)
+            self._trace.answered(asked.began, turn)
             self._answer(turn)
         if request.is_last:
             self._asks.refuse_queue(self._limit_error())

@@ -17,6 +17,9 @@ from gradbus_environment.worlds.json_client import MAX_VALUES
 from gradbus_environment.worlds.sandboxes import Sandboxes
 
 _LINE_BYTES: Final = 8 << 20
+_TOLD_BYTES: Final = 400
+"""The end of what a server wrote to its standard error, told when it has ended."""
+_TOLD_SECONDS: Final = 0.5
 _UNAVAILABLE: Final = 503
 _METHOD_NOT_FOUND: Final = -32601
 
@@ -72,10 +75,28 @@ class McpOverStdio:
             self._budget.release()
 
 
+class _StandardError:
+    """Reads what a server writes there, so that its pipe never fills, and keeps the end."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._kept = b""
+        self._reading = asyncio.create_task(self._read(process.stderr))
+
+    async def end(self) -> str:
+        """The last lines, once the process has ended."""
+        await asyncio.wait([self._reading], timeout=_TOLD_SECONDS)
+        return self._kept.decode("utf-8", "replace").strip()
+
+    async def _read(self, stream: asyncio.StreamReader | None) -> None:
+        while stream is not None and (part := await stream.read(1 << 16)):
+            self._kept = (self._kept + part)[-_TOLD_BYTES:]
+
+
 class _Connection:
     def __init__(self, server: McpOverStdio, process: asyncio.subprocess.Process) -> None:
         self._server = server
         self._process = process
+        self._errors = _StandardError(process)
 
     def agree(self, version: str) -> None:
         """Messages do not say the version."""
@@ -106,6 +127,10 @@ class _Connection:
         finally:  # also if the caller gives up: then it was killed
             self._server.forget(self)
 
+    async def _has_ended(self, said: str = "") -> UserCodeError:
+        told = "".join(f" ({part})" for part in (said.strip(), await self._errors.end()) if part)
+        return UserCodeError(f"{self._server.name} has ended{told}; see that its command runs by itself, without a network")
+
     async def _refuse(self, asked: Document) -> None:
         """Nothing is offered to a server; a ping is answered."""
         if "id" in asked:
@@ -120,7 +145,7 @@ class _Connection:
             stream.write(json.dumps(message).encode() + b"\n")
             await stream.drain()
         except ConnectionError as error:
-            raise UserCodeError(f"{self._server.name} has ended; see that its command runs by itself, without a network") from error
+            raise await self._has_ended() from error
 
     async def _receive(self) -> dict[str, Any]:
         stream = self._process.stdout
@@ -130,8 +155,7 @@ class _Connection:
             line = await stream.readuntil(b"\n")
             said = await asyncio.to_thread(parse_json, line, MAX_VALUES)
         except asyncio.IncompleteReadError as error:
-            told = error.partial[:200].decode("utf-8", "replace")
-            raise UserCodeError(f"{self._server.name} has ended {told}; see that its command runs by itself, without a network") from error
+            raise await self._has_ended(error.partial[:200].decode("utf-8", "replace")) from error
         except asyncio.LimitOverrunError as error:
             raise AnswerError(f"it sent a message of more than {_LINE_BYTES >> 20} MiB") from error
         except ValueError as error:

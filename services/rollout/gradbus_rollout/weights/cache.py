@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gradbus.errors import CorruptRecordError
-from gradbus.ids import digest_of_file
+from gradbus.ids import digest_of, digest_of_file
 from gradbus.objects.cache_dir import written_below_cache
+from gradbus_kernels.weights.threads import submit
 
 KEPT = 8
 """Shards that stay in the cache after a load."""
@@ -46,9 +47,7 @@ class ShardCache:
 
     def adopt(self, digest: str, partial: Path) -> Path:
         """Renames a partial file to the shard's. Raises CorruptRecordError when its content has another digest."""
-        if (found := digest_of_file(partial)) != digest:
-            raise CorruptRecordError(f"the shard {digest} arrived with the digest {found}; it is fetched by another route")
-        return partial.rename(self._path(digest))
+        return self._named(digest, digest_of_file(partial), partial)
 
     def discard(self, digest: str) -> None:
         """Removes a shard whose file may be damaged."""
@@ -68,8 +67,17 @@ class ShardCache:
 
     def _keep(self, digest: str, content: bytes | memoryview) -> Path:
         with self.partial_file(digest) as partial:
-            partial.write_bytes(content)
-            return self.adopt(digest, partial)
+            hashed = submit(lambda: digest_of(content), len(content))
+            try:
+                partial.write_bytes(content)
+            finally:
+                found = hashed.result()  # after an error too: a thread reads the caller's memory
+            return self._named(digest, found, partial)
+
+    def _named(self, digest: str, found: str, partial: Path) -> Path:
+        if found != digest:
+            raise CorruptRecordError(f"the shard {digest} arrived with the digest {found}; it is fetched by another route")
+        return partial.rename(self._path(digest))
 
     def _path(self, digest: str) -> Path:
         return self._folder / digest.removeprefix("sha256:")

@@ -38,9 +38,12 @@ class WorkingWeights:
 
 
 def add_gradient(owner: Parameter, gradient: torch.Tensor) -> None:
-    """Adds to a weight's float32 gradient; the first one may be kept as it is."""
+    """Adds to a weight's float32 gradient; the first one may be kept as it is, in rows.
+
+    torch's fused AdamW reads weights and gradients in the order in which they lie in memory, whatever their strides are.
+    """
     if owner.grad is None:
-        owner.grad = gradient.float()
+        owner.grad = gradient.float().contiguous()
     else:
         owner.grad.add_(gradient)
 

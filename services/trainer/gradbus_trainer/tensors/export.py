@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from gradbus.errors import TrainingError
 from gradbus.formats.safetensors import PYTORCH
-from gradbus_kernels.weights.digest import WeightsDigest
+from gradbus_kernels.weights.digest_tree import WeightsDigest
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
 from gradbus_trainer.tensors.scratch import Scratch, TensorFile
 
@@ -36,15 +37,19 @@ def export_version(step: int, weights: LazyTensors, noop: bool, scratch: Scratch
 
     Raises StorageError, and TrainingError for weights that are not finite: a step may make them so from a finite gradient.
     """
+    sums: dict[str, torch.Tensor] = {}
 
     def checked(name: str) -> torch.Tensor:
         tensor = weights[name]
-        if not tensor.sum().isfinite():  # reads the tensor once and makes no other; weights whose sum overflows are useless too
-            raise TrainingError(
-                f"weight {name} of version {step} is not finite; lower trainer.learning_rate or trainer.weight_decay, and submit again"
-            )
+        sums[name] = tensor.sum()  # reads the tensor once and makes no other; weights whose sum overflows are useless too
         return tensor
 
     digest = WeightsDigest()
     file = scratch.write(LazyTensors(weights.shapes, checked), dtype, PYTORCH, digest)
-    return Export(step, digest.text, file, noop)
+    for name in sorted(sums):  # only now: to ask a device for one number waits for all that it has been given
+        if not math.isfinite(sums[name].item()):
+            file.remove()
+            raise TrainingError(
+                f"weight {name} of version {step} is not finite; lower trainer.learning_rate or trainer.weight_decay, and submit again"
+            )
+    return Export(step, digest.text(), file, noop)

@@ -6,38 +6,62 @@ https://github.com/huggingface/safetensors#format: the header's length in 8 byte
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import BinaryIO
 
 import torch
 
 from gradbus.formats.safetensors import header
-from gradbus_kernels.weights.digest import SAFETENSORS_DTYPES, WeightsDigest, bytes_of
-from gradbus_trainer.tensors.device_reader import DeviceReader
+from gradbus_kernels.weights.digest import SAFETENSORS_DTYPES
+from gradbus_kernels.weights.digest_tree import WeightsDigest, piece_digest
+from gradbus_kernels.weights.piece_reader import PieceReader
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
+from gradbus_trainer.tensors.output import Output, open_output
 
-BUCKET_ELEMENTS = 1 << 24
+
+@dataclass(frozen=True, slots=True)
+class TensorLayout:
+    """What a file says of its tensors."""
+
+    dtype: torch.dtype
+    """Of all of them: elements are rounded to it, to nearest, ties to even."""
+    metadata: Mapping[str, str] | None = None
 
 
 def write_safetensors(
-    file: BinaryIO, tensors: LazyTensors, dtype: torch.dtype, metadata: Mapping[str, str] | None, digest: WeightsDigest | None
+    file: BinaryIO, tensors: LazyTensors, layout: TensorLayout, reader: PieceReader, digest: WeightsDigest | None = None
 ) -> None:
-    """Writes `tensors`, rounded to `dtype` (to nearest, ties to even), to the byte as the library does.
+    """Writes `tensors` into an empty file, to the byte as the library does.
 
-    One tensor is in memory at a time, on a GPU two; a tensor that must be cast or copied from a device is written by `BUCKET_ELEMENTS`
-    elements. Everything written is added to `digest`. Raises OSError.
+    Threads hash pieces for `digest` and write them while others are on their way from the device; see `PieceReader` for what is in memory.
+    Raises OSError.
     """
-    described = {name: (SAFETENSORS_DTYPES[dtype], tensors.shapes[name]) for name in sorted(tensors)}
-    file.write(header(described, metadata))
-    begun = ""
-    for name, elements in DeviceReader(dtype, BUCKET_ELEMENTS).on_host(_buckets(tensors)):
-        if digest is not None and name != begun:
-            digest.begin(name, dtype, tensors.shapes[name])
-            begun = name
-        file.write(bytes_of(elements))
-        if digest is not None:
-            digest.add(elements)
-        del elements  # or the tensor would still be in memory when the next is made
+    dtype = layout.dtype
+    head = header({name: (SAFETENSORS_DTYPES[dtype], tensors.shapes[name]) for name in sorted(tensors)}, layout.metadata)
+    output = open_output(file, len(head) + size_of(tensors.shapes, dtype))
+    output.reserve(0, len(head))
+    output.write(0, head)
+    begin, under_way = len(head), deque[Future[bytes]]()
+    try:
+        for name in sorted(tensors):
+            size = dtype.itemsize * math.prod(tensors.shapes[name])
+            output.reserve(begin, size)
+            pieces = reader.submit(tensors[name], dtype, _Writing(output, begin, digest is not None).work)
+            begin += size
+            if digest is not None:
+                digest.begin(name, SAFETENSORS_DTYPES[dtype], tensors.shapes[name])
+                for piece in pieces:
+                    digest.add(piece)
+            under_way += pieces
+            while under_way and under_way[0].done():  # a full disk ends this early
+                under_way.popleft().result()
+        while under_way:
+            under_way.popleft().result()
+    finally:
+        reader.finish()
 
 
 def size_of(shapes: Mapping[str, torch.Size], dtype: torch.dtype) -> int:
@@ -45,8 +69,14 @@ def size_of(shapes: Mapping[str, torch.Size], dtype: torch.dtype) -> int:
     return sum(math.prod(shape) for shape in shapes.values()) * dtype.itemsize
 
 
-def _buckets(tensors: LazyTensors) -> Iterator[tuple[str, torch.Tensor]]:
-    for name in sorted(tensors):
-        for bucket in torch.split(tensors[name].detach().reshape(-1), BUCKET_ELEMENTS):
-            yield name, bucket
-            del bucket
+@dataclass(frozen=True, slots=True)
+class _Writing:
+    """The work on one tensor."""
+
+    output: Output
+    begin: int
+    hashed: bool
+
+    def work(self, begin: int, piece: memoryview) -> bytes:
+        self.output.write(self.begin + begin, piece)
+        return piece_digest(piece) if self.hashed else b""

@@ -14,9 +14,10 @@ from typing import BinaryIO
 import torch
 
 from gradbus.errors import StorageError
-from gradbus_kernels.weights.digest import WeightsDigest
+from gradbus_kernels.weights.digest_tree import WeightsDigest
+from gradbus_kernels.weights.piece_reader import PieceReader
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
-from gradbus_trainer.tensors.safetensors_stream import size_of, write_safetensors
+from gradbus_trainer.tensors.safetensors_stream import TensorLayout, size_of, write_safetensors
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +44,7 @@ class Scratch:
     def __init__(self, folder: Path) -> None:
         """Removes the files of a killed trainer."""
         self._folder = folder
+        self._reader = PieceReader()  # its buffers serve all files
         shutil.rmtree(folder, ignore_errors=True)
 
     def new(self) -> Path:
@@ -62,13 +64,14 @@ class Scratch:
     ) -> TensorFile:
         """See `write_safetensors`. Raises StorageError, and leaves no file, when the disk is full."""
         size = f"{size_of(tensors.shapes, dtype) / 1e6:,.0f} MB of weights or moments"
-        return self.write_file(tuple(sorted(tensors)), lambda file: write_safetensors(file, tensors, dtype, metadata, digest), size)
+        layout = TensorLayout(dtype, metadata)
+        return self.write_file(tuple(sorted(tensors)), lambda file: write_safetensors(file, tensors, layout, self._reader, digest), size)
 
     def write_file(self, names: tuple[str, ...], write: Callable[[BinaryIO], None], what: str = "weights") -> TensorFile:
         """A new file with these tensors, which `write` fills. Raises StorageError, and leaves no file, when the disk is full."""
         path = self.new()
         try:
-            with path.open("xb") as file:
+            with path.open("x+b") as file:
                 write(file)
             written = TensorFile(path, names, path.stat().st_size)
         except OSError as error:

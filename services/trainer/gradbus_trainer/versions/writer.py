@@ -13,6 +13,7 @@ from gradbus.telemetry import get_logger, weights_moved
 from gradbus.v1.weights_pb2 import Shard, ShardDelta, WeightManifest
 from gradbus_kernels.weights.delta.bytes import DeltaError
 from gradbus_kernels.weights.delta.file import encode_file_delta
+from gradbus_kernels.weights.delta.loops import prepare_loops
 from gradbus_trainer.tensors.export import Export
 from gradbus_trainer.tensors.scratch import TensorFile
 from gradbus_trainer.versions.object_storage import until_stored
@@ -51,6 +52,8 @@ class VersionWriter:
 
         Waits while object storage is unavailable.
         """
+        if self._spec.transport == "delta":
+            prepare_loops(export.file.size_bytes)  # with version 0, a step before the first delta
         shards = [await self._shard(export, whole), *await self._carried()]
         return WeightManifest(run_id=self._run_id, term=self._term, step=export.step, digest=export.digest, shards=shards, noop=export.noop)
 

@@ -127,6 +127,7 @@ def service_settings():
         "toolless": spoken({**GREETING, "capabilities": {}}),
         "greedy": {"command": ["python", "-c", "x = [bytearray(1 << 20) for _ in range(1000)]; input()"], "memory_mib": 64},
         "absent": {"command": ["/opt/no/such/program"]},
+        "keyless": {"command": ["python", "-c", "import sys; sys.stderr.write('x' * 300_000); sys.exit('MY_KEY is not set')"]},
     }
     return {"GRADBUS_MCP_COMMANDS": json.dumps(commands | own), "GRADBUS_MAX_MCP_PROCESSES": "6", "GRADBUS_MAX_CHILDREN": "1"}
 
@@ -352,6 +353,7 @@ async def test_a_command_is_confined(episode, service):
         ("other", "names no MCP server 'other'"),
         ("greedy", "has ended"),
         ("absent", "has ended"),
+        ("keyless", r"has ended \(x+MY_KEY is not set\)"),
     ],
 )
 async def test_a_command_that_cannot_be_used_says_why_and_leaves_nothing(episode, service, name, reason):

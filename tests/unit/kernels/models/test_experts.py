@@ -14,8 +14,8 @@ from gradbus.formats.model_weights import check_weights
 from gradbus.spec import LoraSpec, RolloutSpec
 from gradbus_kernels.models.causal_lm import load_causal_lm
 from gradbus_kernels.models.decoder import CausalLM
-from gradbus_kernels.models.experts import MixtureOfExperts
-from gradbus_kernels.models.routing import Routing
+from gradbus_kernels.models.mixture.experts import MixtureOfExperts
+from gradbus_kernels.models.mixture.routing import Routing
 
 CONFIG = {
     "model_type": "qwen3_moe",

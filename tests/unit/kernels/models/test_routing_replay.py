@@ -12,9 +12,9 @@ from gradbus.formats.model_config import read_model_config
 from gradbus.formats.model_families import MODEL_FAMILIES
 from gradbus_kernels.models.causal_lm import packed_logprobs
 from gradbus_kernels.models.decoder import CausalLM
-from gradbus_kernels.models.experts import MixtureOfExperts
+from gradbus_kernels.models.mixture.experts import MixtureOfExperts
+from gradbus_kernels.models.mixture.routing import Routing
 from gradbus_kernels.models.packing import OWN_CHOICE
-from gradbus_kernels.models.routing import Routing
 
 CONFIG = {
     "vocab_size": 29,

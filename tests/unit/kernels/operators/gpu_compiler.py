@@ -14,7 +14,7 @@ import torch
 from triton.backends.compiler import GPUTarget
 from triton.runtime import JITFunction, driver
 
-from gradbus_kernels.operators import PrefixLayout, SamplingParams
+from gradbus_kernels.operators import CachedRule, HeadNorms, LayerCache, Places, PrefixLayout, SamplingParams
 from gradbus_kernels.operators.prefix_shared_attention.layout import AttentionRule
 from gradbus_kernels.operators.sample.reference import columns
 
@@ -69,6 +69,19 @@ def prefix_shared_attention() -> None:
     for dtype, softcap in ((torch.bfloat16, None), (torch.float32, None), (torch.bfloat16, 50.0)):
         inputs = [torch.randn(layout.tokens, heads, 128).to(dtype).requires_grad_() for heads in (4, 2, 2)]
         attend_on_gpu(*inputs, AttentionRule(layout, 0.1, softcap=softcap)).sum().backward()
+
+
+def cached_attention() -> None:
+    from gradbus_kernels.operators.cached_attention.triton import attend_cached, copy_lines, rotate_into
+
+    for dtype, count, rule in ((torch.bfloat16, 1, CachedRule(0.1)), (torch.float32, 9, CachedRule(0.1, 300, 50.0))):
+        cache = LayerCache(*torch.empty(2, 3, 2, 1024, 128, dtype=dtype))
+        places, norm = Places(*torch.zeros(2, 3, dtype=torch.int64)), torch.empty(128, dtype=dtype)
+        queries = rotate_into(
+            torch.empty(3, count, 8 * 128, dtype=dtype), torch.empty(2, 1024, 128), cache, places, HeadNorms(norm, norm, 1e-6)
+        )
+        attend_cached(queries, cache, places, rule, torch.empty(4, dtype=dtype))
+        copy_lines(*(torch.empty(4, 3, 2, 64, 128, dtype=dtype), places.rows) * 2, 40)
 
 
 def compile_instead_of_launching(target: GPUTarget) -> set[str]:

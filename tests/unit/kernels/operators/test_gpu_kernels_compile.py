@@ -13,6 +13,7 @@ import pytest
 KERNELS = {
     "sample": ["candidates_kernel", "draw_kernel", "statistics_kernel"],
     "linear_sample": ["_head", "candidates_kernel", "draw_kernel"],
+    "cached_attention": ["_attend", "_copy", "_join", "_rotate"],
     "invariant_embedding": ["_row_sums"],
     "decoder_layer": [
         *("_add_sums", "_gated_backward", "_gated_forward", "_norm_backward", "_norm_forward"),
@@ -20,7 +21,7 @@ KERNELS = {
     ],
     "prefix_shared_attention": ["_add_parts", "_backward_key", "_backward_query", "_forward"],
 }
-DEAR = {"sample", "linear_sample", "prefix_shared_attention"}
+DEAR = {"cached_attention", "sample", "linear_sample", "prefix_shared_attention"}
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed; pip install triton")

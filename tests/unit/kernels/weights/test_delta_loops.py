@@ -21,9 +21,15 @@ def test_small_weights_are_coded_by_numpy_and_large_ones_by_the_compiled_loops()
 def test_until_they_are_compiled_numpy_serves(monkeypatch):
     monkeypatch.setattr(loops, "_compiled", loops._Compiled())
     monkeypatch.setattr(loops._Compiled, "_load", lambda self: None)
-    prepare_loops()
+    prepare_loops(COMPILE_BYTES)
     assert loops_for(COMPILE_BYTES) is NUMPY
     assert compiled_loops() is None
+
+
+def test_what_needs_no_compiled_loops_loads_no_compiler(monkeypatch):
+    monkeypatch.setattr(loops, "_compiled", loops._Compiled())
+    prepare_loops(COMPILE_BYTES - 1)
+    assert loops._compiled._thread is None
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -40,6 +46,7 @@ def child(code, **environment):
 FIND = "from gradbus_kernels.weights.delta.loops import compiled_loops; print(compiled_loops() is not None)"
 
 
+NO_CHILD = "from gradbus_kernels.weights.delta import loops; loops._compile_in_child = lambda: None"
 NO_FOLDER = "caching.CacheImpl._locator_classes = []"
 FULL_DISK = """
 def save(*_): raise OSError(28, "No space left on device")
@@ -49,9 +56,16 @@ caching.IndexDataCacheFile.save = save
 
 @pytest.mark.parametrize("trouble", [pytest.param(NO_FOLDER, marks=pytest.mark.slow), FULL_DISK], ids=["no folder", "a full disk"])
 def test_where_nothing_can_be_kept_each_process_compiles(trouble, tmp_path):
-    found = child(f"from numba.core import caching\n{trouble}\n{FIND}", NUMBA_CACHE_DIR=str(tmp_path))
+    found = child(f"from numba.core import caching\n{NO_CHILD}\n{trouble}\n{FIND}", NUMBA_CACHE_DIR=str(tmp_path))
     assert found.strip() == "True"
     assert not list(tmp_path.rglob("*.nbc"))
+
+
+@pytest.mark.slow
+def test_a_child_compiles_for_every_process_of_the_machine(tmp_path):
+    hits = "from gradbus_kernels.weights.delta import numba_loops; print(sum(numba_loops.compare.stats.cache_hits.values()))"
+    assert child(f"{FIND}; {hits}", NUMBA_CACHE_DIR=str(tmp_path)).split() == ["True", "2"]
+    assert list(tmp_path.rglob("*.nbc"))
 
 
 def test_without_numba_there_are_none():

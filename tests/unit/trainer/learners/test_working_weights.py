@@ -5,7 +5,7 @@ import torch
 
 from gradbus_kernels.models.causal_lm import load_causal_lm, packed_logprobs
 from gradbus_trainer.learners.torch import TorchLearner
-from gradbus_trainer.learners.working_weights import WorkingWeights
+from gradbus_trainer.learners.working_weights import WorkingWeights, add_gradient
 from gradbus_trainer.step.batch import Batch
 from gradbus_trainer.tensors.export import export_version
 from gradbus_trainer.tensors.scratch import Scratch
@@ -93,3 +93,17 @@ def test_checkpointing_changes_no_bit(model_folder, make_spec, make_batch):
             for chosen in (False, True)
         )
         assert all(torch.equal(plain[name], checkpointed[name]) for name in plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gradient_that_lies_in_columns_moves_each_weight_by_its_own_element(dtype):
+    """A product by oneDNN leaves such gradients; fused AdamW would update the weights in the order of memory."""
+    torch.manual_seed(0)
+    start, gradient = torch.randn(5, 3), torch.randn(5, 3).to(dtype)
+    moved = []
+    for one in (gradient, gradient.t().contiguous().t()):
+        weight = torch.nn.Parameter(start.clone())
+        add_gradient(weight, one)
+        torch.optim.AdamW([weight], lr=0.1, fused=True).step()
+        moved.append(weight.detach())
+    assert torch.equal(*moved)

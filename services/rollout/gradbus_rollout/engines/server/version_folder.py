@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import secrets
@@ -19,6 +18,7 @@ from gradbus.formats.model_families import MODEL_FAMILIES
 from gradbus.formats.model_weights import read_name_plan
 from gradbus.formats.safetensors import StoredTensor, mapped, read_headers
 from gradbus.objects.cache_dir import written_below_cache
+from gradbus_kernels.weights.digest_tree import WeightsDigest
 from gradbus_rollout.engines.base import ExpectedLogprobs
 
 _CONFIGS: Final = ("config.json", "generation_config.json")
@@ -66,22 +66,14 @@ def digest(tensors: Mapping[str, StoredTensor]) -> str:
 
     Frozen tensors do not count: every version has the same.
     """
-    total = hashlib.sha256()
+    total = WeightsDigest()
     trained = {name: tensors[name] for name in tensors.keys() - frozen_names(tensors)}
-    contents = {file: mapped(file) for file in {tensor.file for tensor in trained.values()}}
-    try:
-        for name in sorted(trained):
-            tensor = trained[name]
-            total.update(name.encode())
-            total.update(tensor.dtype.encode())
-            for number in (len(tensor.shape), *tensor.shape):
-                total.update(number.to_bytes(8, "little"))
-            with memoryview(contents[tensor.file]) as view, view[tensor.start : tensor.end] as part:
-                total.update(part)
-    finally:
-        for content in contents.values():
-            content.close()
-    return f"sha256:{total.hexdigest()}"
+    contents = {file: memoryview(mapped(file)) for file in {tensor.file for tensor in trained.values()}}
+    for name in sorted(trained):
+        tensor = trained[name]
+        total.begin(name, tensor.dtype, tensor.shape)
+        total.add_content(contents[tensor.file][tensor.start : tensor.end])
+    return total.text()
 
 
 def make_version_folder(root: Path, model: Path, shards: Sequence[Path], copy: bool) -> Path:

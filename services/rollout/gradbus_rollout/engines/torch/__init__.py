@@ -4,7 +4,9 @@ engine     `Engine`: the thread of the engine and its asyncio side
 scheduler  slots, queue and decode step     calls      calls under way and their samples
 rows       state of the slots, as arrays    prefill    prompts into the cache, in chunks of fixed shapes
 model      one forward                      arithmetic products and attention, fast or with the trainer's bits
-cache      keys and values of the slots     buffers    memory of a batch shape
+attention  the seam between products and cache; attention over pages
+cache      keys and values in pages         buffers    memory of a batch shape
+cached     attention on a GPU               gpu        prefill and decode step on a GPU
 weights    the tensors, by name             version_format  a version's files as weights
 config     settings
 """

@@ -37,9 +37,9 @@ class KvCache:
         self._places = matrices[:0]  # [capacity, 2], by position: its index in the first matrix, and the length of its page
 
     @property
-    def storage(self) -> Tensor:
-        """All of its keys and values."""
-        return self._storage
+    def tensors(self) -> list[Tensor]:
+        """See `Cache`."""
+        return [self._storage]
 
     @property
     def capacity(self) -> int:

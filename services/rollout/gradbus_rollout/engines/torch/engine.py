@@ -183,7 +183,7 @@ class TorchEngine:
     def _leave_device(self, done: Future[None]) -> None:
         try:
             if self._off_device is None:
-                self._model.drop_buffers()
+                self._scheduler.drop_buffers()
                 self._off_device = OffDevice(self._scheduler.caches, self._model.weights.tensors)
         except BaseException as error:
             _settle(done, ModelError(f"the engine could not release the device: {_cause(error)}"))

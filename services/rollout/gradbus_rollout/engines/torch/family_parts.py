@@ -12,7 +12,7 @@ from torch.nn import functional
 from gradbus.formats.model_config import ModelConfig
 from gradbus_kernels.models.layer_parts import norms_by_kind, scaled_by
 from gradbus_kernels.operators.base.softcap import softcap_in_place
-from gradbus_kernels.operators.batch_invariant.layers import gated, normed_rows
+from gradbus_kernels.operators.batch_invariant.layers import gated, normed, normed_rows
 
 Pairwise = Callable[[Tensor, Tensor], Tensor]
 """Of rows and a norm's weight, or of gates and ups."""
@@ -21,9 +21,11 @@ Pairwise = Callable[[Tensor, Tensor], Tensor]
 class FamilyParts:
     """Functions and constants of a model's forward."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, on_gpu: bool = False) -> None:
+        """`on_gpu`: a norm is one operator, which a GPU computes in one kernel."""
+        norms = _FUSED_NORMS if on_gpu else _NORMS
         places = {place for _, place in config.family.norms}
-        self.norm: Pairwise = partial(_NORMS[config.family.norm_kind], eps=config.norms.eps)
+        self.norm: Pairwise = partial(norms[config.family.norm_kind], eps=config.norms.eps)
         """RMSNorm of rows, with its weight."""
         self.before = self.norm if "before_attention" in places else _unnormed
         """What attention and feed-forward part do with the hidden states first."""
@@ -56,6 +58,7 @@ def _bounded_by(softcap: float) -> Callable[[Tensor], Tensor]:
 
 
 _NORMS: Final[Mapping[str, Callable[..., Tensor]]] = norms_by_kind(normed_rows)
+_FUSED_NORMS: Final[Mapping[str, Callable[..., Tensor]]] = norms_by_kind(normed)
 _GATED: Final[Mapping[str, Pairwise]] = {
     "silu": gated,
     "gelu_pytorch_tanh": partial(gated, activation=partial(functional.gelu, approximate="tanh")),

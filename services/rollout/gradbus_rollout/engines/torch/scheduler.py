@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -18,8 +19,12 @@ from torch import Tensor
 from gradbus.errors import ModelError
 from gradbus_kernels.operators import SamplingParams, counter_uniform, sample_at
 from gradbus_rollout.engines.base import PromptGroup
+from gradbus_rollout.engines.torch.attention import Cache
 from gradbus_rollout.engines.torch.calls import GenerateCall, RunningSample
 from gradbus_rollout.engines.torch.config import TorchEngineConfig
+from gradbus_rollout.engines.torch.gpu.graph import Replayed
+from gradbus_rollout.engines.torch.gpu.prefill import PackedPrefill
+from gradbus_rollout.engines.torch.gpu.step import DeviceStep
 from gradbus_rollout.engines.torch.model import DecoderModel
 from gradbus_rollout.engines.torch.prefill import Prefill
 from gradbus_rollout.engines.torch.rows import Draws, Rows
@@ -32,8 +37,16 @@ class Scheduler:
         self._model = model
         self._config = config
         self._sampling = SamplingParams(config.temperature)
-        self._prefill = Prefill(model, config.lanes, config.device)
-        self._cache = model.new_cache(config.slots)
+        self._cache: Cache = model.new_cache(config.slots)
+        self._prefill: Prefill | PackedPrefill
+        self._decode: Callable[[Rows], Draws]
+        self._graphs: list[Replayed] = []
+        if model.on_gpu:
+            packed, step = PackedPrefill(model, config.lanes, config.device), DeviceStep(model, self._cache, config)
+            self._prefill, self._decode = packed, step
+            self._graphs = [packed.replayed, step.replayed]
+        else:
+            self._prefill, self._decode = Prefill(model, config.lanes, config.device), self._decode_rows
         self._rows = Rows(config, model.config.vocab_size)
         self._queue: deque[tuple[GenerateCall, int]] = deque()
         self._staged: deque[RunningSample] = deque()
@@ -53,7 +66,13 @@ class Scheduler:
     @property
     def caches(self) -> list[Tensor]:
         """Keys and values of the slots and of the prefill lanes, which the samples in flight go on from."""
-        return [self._cache.storage, self._prefill.cache.storage]
+        return [*self._cache.tensors, *self._prefill.cache.tensors]
+
+    def drop_buffers(self) -> None:
+        """Frees what the next step makes again."""
+        self._model.drop_buffers()
+        for graph in self._graphs:
+            graph.drop()
 
     def submit(self, call: GenerateCall) -> None:
         """Queue the groups of a checked call."""
@@ -72,18 +91,24 @@ class Scheduler:
         self._admit()
         if not self._running:
             return
-        hidden = self._model.forward(self._on_device(self._rows.tokens), self._on_device(self._rows.positions), self._cache)
-        draws = self._draw(self._model.logits(hidden), self._rows.uniforms(), self._rows.greedy)
-        self._finish(self._rows.record(draws))
+        self._finish(self._rows.record(self._checked(self._decode(self._rows))))
+
+    def _decode_rows(self, rows: Rows) -> Draws:
+        hidden = self._model.forward(self._on_device(rows.tokens), self._on_device(rows.positions), self._cache)
+        return self._draw(self._model.logits(hidden), rows.uniforms(), rows.greedy)
 
     def _draw(self, logits: Tensor, uniforms: Tensor, greedy: Tensor | None) -> Draws:
-        """Draw from every row, including the empty ones. Raises ModelError when a log-probability is not finite."""
+        """Draw from every row, including the empty ones."""
         sampling = self._sampling if greedy is None else replace(self._sampling, greedy=self._on_device(greedy))
         drawn = sample_at(logits, self._on_device(uniforms), sampling)
-        if not math.isfinite(drawn.logprobs.sum()):
+        return Draws(drawn.ids.cpu().numpy(), drawn.logprobs.cpu().numpy())
+
+    def _checked(self, draws: Draws) -> Draws:
+        """Raises ModelError when a log-probability is not finite."""
+        if not math.isfinite(draws.logprobs.sum()):
             advice = "lower trainer.learning_rate, or correct the model"
             raise ModelError(f"policy version {self._version} gives logits that are not finite; {advice}")
-        return Draws(drawn.ids.cpu().numpy(), drawn.logprobs.cpu().numpy())
+        return draws
 
     def _on_device(self, tensor: Tensor) -> Tensor:
         """The tensor there. torch takes a third of a microsecond to find that a tensor is there already."""
@@ -127,7 +152,7 @@ class Scheduler:
             greedy[lane] = group.greedy
         streams = torch.from_numpy(seeds)
         uniforms = counter_uniform(streams, torch.zeros_like(streams))
-        self._first = self._draw(logits, uniforms, torch.from_numpy(greedy) if greedy.any() else None)
+        self._first = self._checked(self._draw(logits, uniforms, torch.from_numpy(greedy) if greedy.any() else None))
         self._prefilled = self._version
 
     def _copy_prompts(self, rows: list[int], samples: list[RunningSample]) -> None:

@@ -19,9 +19,12 @@ from gradbus.formats.frozen import frozen_names
 from gradbus.formats.model_config import ModelConfig, tensor_shapes
 from gradbus.formats.safetensors import check_tensors, refuse_tensors
 from gradbus_kernels.models.device_memory import device_in_use
-from gradbus_kernels.models.routing import Routing, read_corrections
+from gradbus_kernels.models.mixture.routing import Routing, read_corrections
 from gradbus_kernels.operators.batch_invariant.matmul import WIDTH
-from gradbus_kernels.weights.digest import weights_digest
+from gradbus_kernels.weights.digest import digest_in_order
+from gradbus_kernels.weights.host_buffers import on_host
+from gradbus_kernels.weights.piece_reader import PieceReader
+from gradbus_kernels.weights.piece_sender import PieceSender
 
 Views = tuple[Tensor, ...]
 """Views that stacked, with the first three dimensions of one with more than two flattened, are a tensor of a state dict.
@@ -171,19 +174,35 @@ class ModelWeights:
         self.shapes = {name: torch.Size(shapes[name]) for name in self.named}
         """Shapes in a state dict, by name."""
         self._dtypes = dict.fromkeys(self.named, like.dtype)
+        self._sender, self._reader = PieceSender(), PieceReader()
 
     def replace(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Overwrite every tensor; ignores names that the model does not have. Raises ModelError when a tensor is missing."""
         missing = set(self.named)
         for name, tensor in tensors:
             if name in self.named:
-                views = self.named[name]
-                rounded = tensor if self._rounded_to == views[0].dtype else tensor.to(self._rounded_to)
-                for view, part in zip(views, torch.split(_by_rows(rounded), [_rows(view) for view in views]), strict=True):
-                    view.copy_(part.view(view.shape))
                 self._dtypes[name] = tensor.dtype
+                self._bring(name, tensor)
                 missing.discard(name)
+        self._sender.finish()
         refuse_tensors(missing, "are missing from the weights")
+
+    def _bring(self, name: str, tensor: Tensor) -> None:
+        """Assigns a tensor of the CPU: there at once, on a GPU by a contiguous one there, the view itself where it is like that."""
+        views = self.named[name]
+        if on_host(views[0]):
+            self._assign(name, tensor)
+        elif len(views) == 1 and views[0].is_contiguous() and tensor.dtype == views[0].dtype == self._rounded_to:
+            self._sender.send(tensor, views[0], lambda: None)
+        else:
+            there = torch.empty_like(tensor, device=views[0].device, memory_format=torch.contiguous_format)
+            self._sender.send(tensor, there, lambda: self._assign(name, there))
+
+    def _assign(self, name: str, tensor: Tensor) -> None:
+        views = self.named[name]
+        rounded = tensor if self._rounded_to == views[0].dtype else tensor.to(self._rounded_to)
+        for view, part in zip(views, torch.split(_by_rows(rounded), [_rows(view) for view in views]), strict=True):
+            view.copy_(part.view(view.shape))
 
     def correct(self, folder: Path) -> None:
         """Gives routers what they add to their scores. Raises ModelError."""
@@ -198,8 +217,8 @@ class ModelWeights:
 
     def digest(self) -> str:
         """Digest of the engine's tensors, not of the files, in the dtypes of the files."""
-        stored = {name: _as_stored(views).view(self.shapes[name]) for name, views in self.named.items()}
-        return weights_digest({name: _narrowed(tensor, self._dtypes[name]) for name, tensor in stored.items()})
+        stored = ((name, _as_stored(self.named[name]).view(self.shapes[name])) for name in sorted(self.named))
+        return digest_in_order(((name, _narrowed(tensor, self._dtypes[name])) for name, tensor in stored), self._reader)
 
 
 def _matrix(like: Tensor, rows: int, columns: int) -> Tensor:

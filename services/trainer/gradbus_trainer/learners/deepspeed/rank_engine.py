@@ -27,8 +27,8 @@ from gradbus_kernels.models.causal_lm import load_causal_lm
 from gradbus_kernels.models.decoder import CausalLM
 from gradbus_kernels.models.device_memory import OffDevice
 from gradbus_kernels.models.dtypes import DTYPES
-from gradbus_kernels.models.experts import MixtureOfExperts
 from gradbus_kernels.models.lora import add_adapters
+from gradbus_kernels.models.mixture.experts import MixtureOfExperts
 from gradbus_kernels.operators import PolicyLoss, PolicyTokens, linear_grpo_loss
 from gradbus_trainer.learners.base import StepMetrics
 from gradbus_trainer.learners.deepspeed.config import deepspeed_config, deepspeed_optimizer

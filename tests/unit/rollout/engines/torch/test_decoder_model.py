@@ -86,6 +86,6 @@ def test_a_model_that_drops_its_buffers_holds_no_rotary_tables_either_and_comput
     ids, positions, kept = torch.randint(0, 48, (2, 9)), torch.arange(9).repeat(2, 1), model.new_cache(2)
     before = model.forward(ids, positions, kept)
     model.drop_buffers()
-    assert not model._buffers
-    assert [table.numel() for table in model._tables] == [0]
+    assert not model._attention._buffers
+    assert [table.numel() for table in model._attention._tables] == [0]
     assert torch.equal(model.forward(ids, positions, kept), before)

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn import functional
 
 from gradbus.formats.expert_config import ExpertsConfig, fused_shapes
 from gradbus.formats.model_config import ModelConfig
 from gradbus_kernels.models.layer_parts import GATED, clamped_swiglu
-from gradbus_kernels.models.routing import Routing
+from gradbus_kernels.models.mixture.grouped_products import GroupSizes, grouped, grouped_fused
+from gradbus_kernels.models.mixture.routing import Routing
 from gradbus_kernels.operators.linear.api import linear
 
 
@@ -48,8 +48,8 @@ class MixtureOfExperts(nn.Module):
         chosen, shares = self.routing(self._logits(hidden, router.weight, router.bias), routes)
         order = chosen.flatten().argsort(stable=True)
         places = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
-        counts = chosen.flatten().bincount(minlength=len(router.weight)).tolist()
-        outputs = self.experts(_rows(hidden, order, places, chosen.shape[1]), counts)
+        sizes = GroupSizes(chosen.flatten().bincount(minlength=len(router.weight)))
+        outputs = self.experts(_rows(hidden, order, places, chosen.shape[1]), sizes)
         return (_rows(outputs, places, order, 1).view(*chosen.shape, -1) * shares[..., None]).sum(1).to(hidden.dtype)
 
 
@@ -67,11 +67,11 @@ class _Experts(nn.ModuleList):
         self._matrices = names
         self._gated: Callable[[Tensor], Tensor] = GATED[config.family.activation[1]]
 
-    def forward(self, rows: Tensor, counts: list[int]) -> Tensor:
+    def forward(self, rows: Tensor, sizes: GroupSizes) -> Tensor:
         """Of the rows of each expert side by side, its outputs."""
         gates, ups, downs = ([getattr(expert, name).weight for expert in self] for name in self._matrices)
-        gate_up = torch.cat((_grouped(rows, counts, gates), _grouped(rows, counts, ups)), dim=-1)
-        return _grouped(self._gated(gate_up), counts, downs)
+        gate_up = torch.cat((grouped(rows, sizes, gates), grouped(rows, sizes, ups)), dim=-1)
+        return grouped(self._gated(gate_up), sizes, downs)
 
 
 class _FusedExperts(nn.Module):
@@ -83,14 +83,13 @@ class _FusedExperts(nn.Module):
         for name, shape in fused_shapes(experts, config.hidden_size).items():
             self.register_parameter(name, nn.Parameter(torch.empty(shape)))
 
-    def forward(self, rows: Tensor, counts: list[int]) -> Tensor:
+    def forward(self, rows: Tensor, sizes: GroupSizes) -> Tensor:
         """See `_Experts`."""
-        gated = self._gated(self._product("gate_up_proj", rows, counts))
-        return self._product("down_proj", gated, counts)
+        gated = self._gated(self._product("gate_up_proj", rows, sizes))
+        return self._product("down_proj", gated, sizes)
 
-    def _product(self, name: str, rows: Tensor, counts: list[int]) -> Tensor:
-        product: Tensor = _GroupedFused.apply(rows, counts, self.get_parameter(name), self.get_parameter(f"{name}_bias"))  # type: ignore[no-untyped-call]
-        return product
+    def _product(self, name: str, rows: Tensor, sizes: GroupSizes) -> Tensor:
+        return grouped_fused(rows, sizes, self.get_parameter(name), self.get_parameter(f"{name}_bias"))
 
 
 class _Expert(nn.Module):
@@ -119,15 +118,6 @@ def _rows(tokens: Tensor, order: Tensor, places: Tensor, copies: int) -> Tensor:
     return rows
 
 
-def _grouped(rows: Tensor, counts: list[int], weights: Sequence[Tensor]) -> Tensor:
-    """Neighbouring rows, as many as each count says, times the transpose of the weight in its place; `[rows, out]`.
-
-    A weight without rows has a gradient too: zeros, as every optimiser and ZeRO expect.
-    """
-    products: Tensor = _Grouped.apply(rows, counts, *weights)  # type: ignore[no-untyped-call]
-    return products
-
-
 class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, order: Tensor, places: Tensor, copies: int) -> Tensor:
@@ -143,53 +133,3 @@ class _Rows(torch.autograd.Function):
         wide = torch.promote_types(upstream.dtype, torch.float32)
         of_tokens = copies if ctx.copies == 1 else copies.view(-1, ctx.copies, copies.shape[1]).sum(1, dtype=wide).to(upstream.dtype)
         return of_tokens, None, None, None
-
-
-class _Grouped(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, counts: list[int], *weights: Tensor) -> Tensor:
-        ctx.save_for_backward(rows, *weights)
-        ctx.counts = counts
-        return torch.cat([functional.linear(part, weight) for part, weight in zip(torch.split(rows, counts), weights, strict=True)])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        rows, *weights = ctx.saved_tensors
-        of_rows, _, *of_weights = ctx.needs_input_grad
-        parts = torch.split(upstream, ctx.counts)
-        inputs = torch.cat([part @ weight for part, weight in zip(parts, weights, strict=True)]) if of_rows else None
-        used = zip(parts, torch.split(rows, ctx.counts), of_weights, strict=True)
-        return inputs, None, *(part.t() @ own if needed else None for part, own, needed in used)
-
-
-class _GroupedFused(torch.autograd.Function):
-    """The same with the weights `[E, in, out]` and biases `[E, out]` of all experts.
-
-    It saves the weights themselves: views of them would keep what ZeRO-3 gathered until the backward pass, which gathers it again.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, counts: list[int], weights: Tensor, biases: Tensor) -> Tensor:
-        ctx.save_for_backward(rows, weights)
-        ctx.counts = counts
-        parts = zip(torch.split(rows, counts), weights, biases, strict=True)
-        return torch.cat([torch.addmm(bias, part, weight) for part, weight, bias in parts])
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weights = ctx.saved_tensors
-        of_rows, _, of_weights, of_biases = ctx.needs_input_grad
-        parts = torch.split(upstream, ctx.counts)
-        inputs = torch.cat([part @ weight.t() for part, weight in zip(parts, weights, strict=True)]) if of_rows else None
-        products = _products(torch.split(rows, ctx.counts), parts, weights) if of_weights else None
-        return inputs, None, products, torch.stack([part.sum(0) for part in parts]) if of_biases else None
-
-
-def _products(inputs: Sequence[Tensor], upstream: Sequence[Tensor], like: Tensor) -> Tensor:
-    """The gradients of fused weights."""
-    products = torch.empty_like(like)
-    for own, part, into in zip(inputs, upstream, products, strict=True):
-        torch.mm(own.t(), part, out=into)
-    return products

@@ -1,0 +1,71 @@
+"""Keys and values of a fixed number of rows, each in one piece, and the turns of their positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import copy
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from gradbus.formats.model_config import ModelConfig
+from gradbus.formats.rope_config import RopeConfig
+from gradbus_kernels.models.rotary import rotation_tables
+from gradbus_kernels.operators import LayerCache, copy_rows
+
+_LEAST: Final = 256
+"""Positions of the smallest step by which a cache grows."""
+
+
+def room_for(length: int) -> int:
+    """The capacity of a cache for rows of `length`: at most a third more, beyond the smallest step, so that it seldom grows."""
+    step = max(_LEAST, (1 << (length - 1).bit_length()) // 4)
+    return -(-length // step) * step
+
+
+class RowCache:
+    """`Cache` of `[layers, 2, rows, kv_heads, capacity, head_dim]`: keys, then values."""
+
+    def __init__(self, config: ModelConfig, ropes: Sequence[RopeConfig | None], rows: int, like: Tensor) -> None:
+        """`ropes` are the distinct rotary embeddings of the model."""
+        self._ropes = ropes
+        self._storage = like.new_zeros(config.layers, 2, rows, config.kv_heads, 0, config.head_dim)
+        self.rows = torch.arange(rows, device=like.device)
+        """The rows of a batch over this cache, int64 `[R]`."""
+        self.layers: Sequence[LayerCache] = ()
+        self.turns: Sequence[Tensor] = ()
+        """For each distinct rotary embedding, float32 `[2, capacity, head_dim]`; see `rotate_and_cache`."""
+
+    @property
+    def capacity(self) -> int:
+        """Positions that a row has room for."""
+        return self._storage.shape[4]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """See `Cache`. They are others once the cache has grown."""
+        return [self._storage, *self.turns]
+
+    def at(self, rows: Tensor) -> RowCache:
+        """The same memory until the cache grows, for a batch over `rows` int64 `[R]`."""
+        part = copy(self)
+        part.rows = rows
+        return part
+
+    def reserve(self, length: int) -> None:
+        """Make room for `length` positions a row. It only ever grows."""
+        if length <= self.capacity:
+            return
+        filled, capacity = self.capacity, room_for(length)
+        grown = self._storage.new_zeros(*self._storage.shape[:4], capacity, self._storage.shape[5])
+        grown[..., :filled, :] = self._storage
+        self._storage = grown
+        self.layers = [LayerCache(*layer.unbind()) for layer in grown]
+        self.turns = [rotation_tables(rope, grown.shape[5], capacity).to(grown.device) for rope in self._ropes]
+
+    def copy_rows(self, rows: Tensor, source: RowCache, source_rows: Tensor, length: int) -> None:
+        """See `Cache`."""
+        self.reserve(length)
+        into, origin = (cache._storage.flatten(0, 1) for cache in (self, source))
+        copy_rows(into, rows, origin, source_rows, length)
