@@ -10,13 +10,18 @@ from typing import Final
 import torch
 
 _WARM: Final = 2
+_AHEAD: Final = 4_000_000
+"""Cycles of a GPU: about two milliseconds."""
 
 
-def seconds(work: Callable[[], object], device: str, repeats: int = 7) -> float:
-    """Median seconds of one call, after two that are not counted."""
+def seconds(work: Callable[[], object], device: str, repeats: int = 7, queued: bool = False) -> float:
+    """Median seconds of one call, after two that are not counted.
+
+    `queued`: a GPU waits before the work until the host has issued it, so that it is not the host's launches that are measured.
+    """
     for _ in range(_WARM):
         work()
-    return statistics.median(_once(work, device) for _ in range(repeats))
+    return statistics.median(_once(work, device, queued) for _ in range(repeats))
 
 
 def wall(work: Callable[[], object], device: str) -> float:
@@ -34,10 +39,12 @@ def synchronize(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _once(work: Callable[[], object], device: str) -> float:
+def _once(work: Callable[[], object], device: str, queued: bool) -> float:
     if device == "cpu":
         return wall(work, device)
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    if queued:
+        torch.cuda._sleep(_AHEAD)
     begin.record()
     work()
     end.record()

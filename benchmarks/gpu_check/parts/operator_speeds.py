@@ -30,7 +30,7 @@ def _logprob(context: Context, dtype: torch.dtype) -> None:
     rows, vocabulary = (8, 400) if context.dry else (8192, 151_936)
     logits = torch.randn(rows, vocabulary, device=context.device).to(dtype)
     ids = torch.randint(vocabulary, (rows,), device=context.device)
-    took = seconds(lambda: ops.selected_logprob(logits, ids, entropy=True), context.device, _WARMED)
+    took = seconds(lambda: ops.selected_logprob(logits, ids, entropy=True), context.device, _WARMED, queued=True)
     rate = logits.numel() * logits.element_size() / took
     context.speed("selected_logprob, forward", rate, "B/s", ("copy", context.ceilings["copy"]), 0.7)
 
@@ -47,7 +47,7 @@ def _loss(context: Context, dtype: torch.dtype) -> None:
         hidden.grad = head.grad = None
         ops.linear_grpo_loss(hidden, head, ids, tokens, ops.PolicySettings()).total.backward()
 
-    rate = 6 * rows * vocabulary * width / seconds(work, context.device, _WARMED)
+    rate = 6 * rows * vocabulary * width / seconds(work, context.device, _WARMED, queued=True)
     context.speed("linear_grpo_loss, with gradients", rate, "FLOP/s", _product(context), 0.5)
 
 
@@ -70,9 +70,9 @@ def _attention(context: Context, dtype: torch.dtype) -> None:
         query.grad = key.grad = value.grad = None
         ops.prefix_shared_attention(query, key, value, layout).sum().backward()
 
-    forward = seconds(lambda: ops.prefix_shared_attention(query, key, value, layout), context.device, _WARMED)
+    forward = seconds(lambda: ops.prefix_shared_attention(query, key, value, layout), context.device, _WARMED, queued=True)
     context.speed("prefix_shared_attention, forward", 4 * seen * heads * head_dim / forward, "FLOP/s", _product(context), 0.3)
-    both = seconds(work, context.device, _WARMED)
+    both = seconds(work, context.device, _WARMED, queued=True)
     context.speed("prefix_shared_attention, with backward", 14 * seen * heads * head_dim / both, "FLOP/s", _product(context), 0.25)
 
 
@@ -100,7 +100,7 @@ def _layer(context: Context, dtype: torch.dtype) -> None:
         def work(x: Tensor = x, operation: Callable[[Tensor], Tensor] = operation, upstream: Tensor = upstream) -> None:
             torch.autograd.grad(operation(x), x, upstream)
 
-        rate = tokens * elements * dtype.itemsize / seconds(work, context.device, _WARMED)
+        rate = tokens * elements * dtype.itemsize / seconds(work, context.device, _WARMED, queued=True)
         context.speed(f"{name}, forward and backward", rate, "B/s", ("copy", context.ceilings["copy"]), 0.5)
 
 

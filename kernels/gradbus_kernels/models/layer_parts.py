@@ -8,13 +8,12 @@ from typing import Final
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from gradbus.formats.model_config import ModelConfig
 from gradbus_kernels.models.rotary import inverse_frequencies, pair_factors, pair_order, query_scales
-from gradbus_kernels.operators.decoder_layer.norm import rms_norm
+from gradbus_kernels.operators.decoder_layer.norm import rms_norm, rms_norm_in_float32
 from gradbus_kernels.operators.decoder_layer.rotary import Rotation, Turned, rotary
-from gradbus_kernels.operators.decoder_layer.swiglu import swiglu
+from gradbus_kernels.operators.decoder_layer.swiglu import geglu, swiglu
 
 Turn = Callable[[Tensor, Rotation, int], Turned]
 """Of queries, keys and values `[N, H + 2K, D]`, the turns of their positions, and K."""
@@ -94,19 +93,13 @@ def _norm_with_offset(plain: Norm, x: Tensor, weight: Tensor, eps: float) -> Ten
     return plain(x.float(), 1.0 + weight.float(), eps).to(x.dtype)
 
 
-def _geglu(gate_up: Tensor) -> Tensor:
-    """`gelu(gate) · up` with the tanh approximation."""
-    gate, up = gate_up.chunk(2, dim=-1)
-    return functional.gelu(gate, approximate="tanh") * up
-
-
 def clamped_swiglu(gate_up: Tensor, limit: float, slope: float) -> Tensor:
     """Of gates and ups in turn, `[N, 2 I]`: `(up + 1) · gate · sigmoid(slope · gate)`, both clamped first; `[N, I]`."""
     gate, up = gate_up[:, ::2].clamp(max=limit), gate_up[:, 1::2].clamp(-limit, limit)
     return (up + 1.0) * (gate * torch.sigmoid(gate * slope))
 
 
-NORMS: Final = norms_by_kind(rms_norm)
+NORMS: Final[Mapping[str, Norm]] = {"llama": rms_norm, "float32": rms_norm_in_float32, "offset": partial(rms_norm_in_float32, offset=1.0)}
 """Those that can be differentiated."""
-GATED: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {"silu": swiglu, "gelu_pytorch_tanh": _geglu}
+GATED: Final[Mapping[str, Callable[[Tensor], Tensor]]] = {"silu": swiglu, "gelu_pytorch_tanh": geglu}
 """By the activation's name in config.json: of gates and ups `[N, 2 I]`, gates first; `[N, I]`."""

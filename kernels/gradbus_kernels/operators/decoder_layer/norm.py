@@ -17,19 +17,32 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
     Computed in float32 at least; the row is cast back before the weight. Raises ValueError, which names the argument.
     """
-    check_floats("x", x, (*x.shape[:-1], None))
-    check_floats("weight", weight, (x.shape[-1],), x)
-    check_dtype("weight", weight, "x", x)
-    require(eps >= 0.0, "eps", f"is {eps}; pass 0 or more")
+    _check(x, weight, eps)
     chosen = choose("rms_norm", x, ("reference", "cpu", "triton"))
     if chosen == "reference":
         return rms_norm_reference(x, weight, eps)
     if chosen == "triton":
         from gradbus_kernels.operators.decoder_layer.triton import norm as on_gpu  # noqa: PLC0415 - needs Triton
 
-        return on_gpu.rms_norm(x, weight, eps)
+        return on_gpu.rms_norm(x, weight, on_gpu.Kind(eps))
     out: Tensor = _RmsNorm.apply(x, weight, eps)  # type: ignore[no-untyped-call]
     return out
+
+
+def rms_norm_in_float32(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """`(offset + weight) · x / sqrt(mean(x²) + eps)`, all of it in float32 and cast back once; otherwise as `rms_norm`."""
+    _check(x, weight, eps)
+    if choose("rms_norm_in_float32", x, ("reference", "cpu", "triton")) == "triton":
+        from gradbus_kernels.operators.decoder_layer.triton import norm as on_gpu  # noqa: PLC0415 - needs Triton
+
+        return on_gpu.rms_norm(x, weight, on_gpu.Kind(eps, offset, rounded=False))
+    return rms_norm_in_float32_reference(x, weight, eps, offset)
+
+
+def rms_norm_in_float32_reference(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+    """The same by `rms_norm`, of the implementation that is asked for."""
+    wide = weight.float()
+    return rms_norm(x.float(), offset + wide if offset else wide, eps).to(x.dtype)
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -37,6 +50,13 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     wide = x.to(_wide(x.dtype))
     unit: Tensor = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
     return weight * unit
+
+
+def _check(x: Tensor, weight: Tensor, eps: float) -> None:
+    check_floats("x", x, (*x.shape[:-1], None))
+    check_floats("weight", weight, (x.shape[-1],), x)
+    check_dtype("weight", weight, "x", x)
+    require(eps >= 0.0, "eps", f"is {eps}; pass 0 or more")
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

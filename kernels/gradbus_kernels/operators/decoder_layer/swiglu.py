@@ -1,4 +1,4 @@
-"""SwiGLU (Shazeer 2020) of gates and ups that one product made; keeps nothing else for the backward pass."""
+"""SwiGLU and GeGLU (Shazeer 2020) of gates and ups that one product made; on a GPU, and SwiGLU, keep nothing else for the backward pass."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
     Raises ValueError, which names the argument.
     """
-    check_floats("gate_up", gate_up, (*gate_up.shape[:-1], None))
-    require(gate_up.shape[-1] % 2 == 0, "gate_up", f"has rows of {gate_up.shape[-1]}; pass as many ups as gates")
+    _check(gate_up)
     chosen = choose("swiglu", gate_up, ("reference", "cpu", "triton"))
     if chosen == "reference":
         return swiglu_reference(gate_up)
     if chosen == "triton":
         from gradbus_kernels.operators.decoder_layer.triton import swiglu as on_gpu  # noqa: PLC0415 - needs Triton
 
-        return on_gpu.swiglu(gate_up)
+        return on_gpu.gated(gate_up, gelu=False)
     out: Tensor = _SwiGLU.apply(gate_up)  # type: ignore[no-untyped-call]
     return out
 
@@ -35,6 +34,27 @@ def swiglu_reference(gate_up: Tensor) -> Tensor:
     """The same by its definition."""
     gate, up = gate_up.chunk(2, dim=-1)
     return gate * gate.sigmoid() * up
+
+
+def geglu(gate_up: Tensor) -> Tensor:
+    """`gelu(gate) * up` with the tanh approximation; otherwise as `swiglu`."""
+    _check(gate_up)
+    if choose("geglu", gate_up, ("reference", "cpu", "triton")) == "triton":
+        from gradbus_kernels.operators.decoder_layer.triton import swiglu as on_gpu  # noqa: PLC0415 - needs Triton
+
+        return on_gpu.gated(gate_up, gelu=True)
+    return geglu_reference(gate_up)
+
+
+def geglu_reference(gate_up: Tensor) -> Tensor:
+    """The same by its definition."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return functional.gelu(gate, approximate="tanh") * up
+
+
+def _check(gate_up: Tensor) -> None:
+    check_floats("gate_up", gate_up, (*gate_up.shape[:-1], None))
+    require(gate_up.shape[-1] % 2 == 0, "gate_up", f"has rows of {gate_up.shape[-1]}; pass as many ups as gates")
 
 
 class _SwiGLU(torch.autograd.Function):

@@ -54,7 +54,9 @@ def decoder_layer() -> None:
     for dtype in (torch.bfloat16, torch.float32):
         both, heads = (torch.empty(*shape, dtype=dtype, requires_grad=True) for shape in ((3, 9728), (3, 18, 64)))
         weight, turn = torch.empty(9728, dtype=dtype, requires_grad=True), torch.empty(3, 1, 64, dtype=dtype)
-        swiglu.swiglu(norm.rms_norm(both, weight, 1e-6)).sum().backward()
+        for gelu in (False, True):
+            kind = norm.Kind(1e-6, offset=float(gelu), rounded=not gelu)
+            swiglu.gated(norm.rms_norm(both, weight, kind), gelu).sum().backward()
         sum(part.sum() for part in rotary.rotary(heads, turn, turn, 2)).backward()
         norms = HeadNorms(weight.detach()[:64], weight.detach()[:64], 1e-6)
         sum(part.sum() for part in head_norm.normed_rotary(heads, norms, Rotation(turn, turn), 2)).backward()

@@ -16,8 +16,8 @@ KERNELS = {
     "cached_attention": ["_attend", "_copy", "_join", "_rotate"],
     "invariant_embedding": ["_row_sums"],
     "decoder_layer": [
-        *("_add_sums", "_norm_backward", "_norm_forward", "_normed_rotary_backward", "_normed_rotary_forward", "_rotary"),
-        *("_swiglu_backward", "_swiglu_forward"),
+        *("_add_sums", "_gated_backward", "_gated_forward", "_norm_backward", "_norm_forward"),
+        *("_normed_rotary_backward", "_normed_rotary_forward", "_rotary"),
     ],
     "prefix_shared_attention": ["_add_parts", "_backward_key", "_backward_query", "_forward"],
 }

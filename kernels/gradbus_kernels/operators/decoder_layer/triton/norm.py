@@ -6,7 +6,7 @@ kernel adds these sums in order: no atomics, and which rows a program takes foll
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -18,23 +18,37 @@ from gradbus_kernels.operators.base.block_sizes import NORM_SUMS as SUMS
 from gradbus_kernels.operators.base.block_sizes import RowTile, norm_rows
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """See `rms_norm` above."""
-    out: Tensor = _RmsNorm.apply(x, weight, eps)
+class Kind(NamedTuple):
+    """What is computed."""
+
+    eps: float
+    offset: float = 0.0
+    """Added to the weight."""
+    rounded: bool = True
+    """Whether the row is cast back before the weight."""
+
+
+def rms_norm(x: Tensor, weight: Tensor, kind: Kind) -> Tensor:
+    """See `rms_norm` and `rms_norm_in_float32` above."""
+    out: Tensor = _RmsNorm.apply(x, weight, kind)
     return out
 
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, kind: Kind) -> Tensor:
         x, weight = x.contiguous(), weight.contiguous()
         out, width = torch.empty_like(x), x.shape[-1]
         rows, tile = x.numel() // max(1, width), norm_rows(width)
         inverse = x.new_empty(rows, dtype=torch.float32)
         if rows:
             grid = (triton.cdiv(rows, tile.rows),)
-            _norm_forward[grid](x, weight, out, inverse, rows, width, eps, ROWS=tile.rows, COLUMNS=tile.columns, num_warps=tile.warps)
+            _norm_forward[grid](
+                x, weight, out, inverse, rows, width, *kind[:2], ROUNDED=kind.rounded,
+                ROWS=tile.rows, COLUMNS=tile.columns, num_warps=tile.warps,
+            )  # fmt: skip
         ctx.save_for_backward(x, weight, inverse)
+        ctx.offset = kind.offset
         return out
 
     @staticmethod
@@ -44,21 +58,24 @@ class _RmsNorm(torch.autograd.Function):
         of_x, of_weight, _ = ctx.needs_input_grad
         out, sums = torch.empty_like(x), torch.empty_like(weight) if of_weight else None
         if len(inverse):
-            _differentiate((x, weight, inverse), upstream.contiguous(), out, sums)
+            _differentiate((x, weight, inverse), upstream.contiguous(), out, sums, ctx.offset)
         elif sums is not None:
             sums.zero_()
         return out if of_x else None, sums, None
 
 
-def _differentiate(saved: tuple[Tensor, Tensor, Tensor], upstream: Tensor, out: Tensor, of_weight: Tensor | None) -> None:
+def _differentiate(
+    saved: tuple[Tensor, Tensor, Tensor], upstream: Tensor, out: Tensor, of_weight: Tensor | None, offset: float = 0.0
+) -> None:
     """Writes the gradients of x and, unless it is None, of the weight."""
     x, weight, inverse = saved
     rows, width, tile = len(inverse), len(weight), norm_rows(len(weight))
     steps, programs = shares(rows, tile)
     sums = None if of_weight is None else weight.new_empty(programs, width, dtype=torch.float32)
     _norm_backward[(programs,)](
-        x, weight, inverse, upstream, out, sums, rows, width, steps, ROWS=tile.rows, COLUMNS=tile.columns, num_warps=tile.warps
-    )
+        x, weight, inverse, upstream, out, sums, rows, width, steps, offset,
+        ROWS=tile.rows, COLUMNS=tile.columns, STAGES=tile.stages, num_warps=tile.warps,
+    )  # fmt: skip
     if sums is not None and of_weight is not None:
         add_sums(sums, of_weight)
 
@@ -77,24 +94,31 @@ def shares(rows: int, tile: RowTile) -> tuple[int, int]:
 
 
 @triton.jit
-def _norm_forward(x, weight, out, inverses, rows, width, eps, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _norm_forward(
+    x, weight, out, inverses, rows, width, eps, offset, ROUNDED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     row, column = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, COLUMNS)
     inside, at = (row < rows)[:, None] & (column < width)[None], row.to(tl.int64)[:, None] * width + column[None]
     values = tl.load(x + at, inside, 0.0).to(tl.float32)
     inverse = tl.rsqrt(tl.sum(values * values, 1) / width + eps)
     tl.store(inverses + row, inverse, row < rows)
-    unit = (values * inverse[:, None]).to(out.dtype.element_ty).to(tl.float32)
-    scaled = unit * tl.load(weight + column, column < width, 0.0).to(tl.float32)[None]
+    unit = values * inverse[:, None]
+    if ROUNDED:
+        unit = unit.to(out.dtype.element_ty).to(tl.float32)
+    scaled = unit * (tl.load(weight + column, column < width, 0.0).to(tl.float32) + offset)[None]
     tl.store(out + at, scaled.to(out.dtype.element_ty), inside)
 
 
 @triton.jit
-def _norm_backward(x, weight, inverses, upstream, out, sums, rows, width, steps, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+def _norm_backward(
+    x, weight, inverses, upstream, out, sums, rows, width, steps, offset,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
     """With r the root's inverse: dx = r w g - x r³ mean(w g x), and dw = the sum of r g x over rows."""
     column = tl.arange(0, COLUMNS)
-    factors = tl.load(weight + column, column < width, 0.0).to(tl.float32)[None]
+    factors = (tl.load(weight + column, column < width, 0.0).to(tl.float32) + offset)[None]
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for step in range(tl.program_id(0) * steps, tl.program_id(0) * steps + steps):
+    for step in tl.range(tl.program_id(0) * steps, tl.program_id(0) * steps + steps, num_stages=STAGES):
         row = step * ROWS + tl.arange(0, ROWS)
         inside, at = (row < rows)[:, None] & (column < width)[None], row.to(tl.int64)[:, None] * width + column[None]
         values, above = tl.load(x + at, inside, 0.0).to(tl.float32), tl.load(upstream + at, inside, 0.0).to(tl.float32)

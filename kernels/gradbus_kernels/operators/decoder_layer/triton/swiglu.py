@@ -1,4 +1,4 @@
-"""Triton kernels of `swiglu`."""
+"""Triton kernels of `swiglu` and `geglu`."""
 
 from __future__ import annotations
 
@@ -10,34 +10,36 @@ import triton.language as tl
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gradbus_kernels.operators.base.block_sizes import SWIGLU as LAUNCH
+from gradbus_kernels.operators.base.block_sizes import GATED as LAUNCH
 
 
-def swiglu(gate_up: Tensor) -> Tensor:
-    """See `swiglu` above."""
-    out: Tensor = _SwiGLU.apply(gate_up)
+def gated(gate_up: Tensor, gelu: bool) -> Tensor:
+    """See `swiglu` above, and `geglu` for `gelu`."""
+    out: Tensor = _Gated.apply(gate_up, gelu)
     return out
 
 
-class _SwiGLU(torch.autograd.Function):
+class _Gated(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+    def forward(ctx: Any, gate_up: Tensor, gelu: bool) -> Tensor:
         gate_up = gate_up.contiguous()
         ctx.save_for_backward(gate_up)
+        ctx.gelu = gelu
         width = gate_up.shape[-1] // 2
         out = gate_up.new_empty(*gate_up.shape[:-1], width)
         if out.numel():
-            _swiglu_forward[_grid(out)](gate_up, out, width, BLOCK=LAUNCH.columns, num_warps=LAUNCH.warps)
+            _gated_forward[_grid(out)](gate_up, out, width, GELU=gelu, BLOCK=LAUNCH.columns, num_warps=LAUNCH.warps)
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: Tensor) -> Tensor:
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
         (gate_up,) = ctx.saved_tensors
         out, upstream = torch.empty_like(gate_up), upstream.contiguous()
         if out.numel():
-            _swiglu_backward[_grid(upstream)](gate_up, upstream, out, upstream.shape[-1], BLOCK=LAUNCH.columns, num_warps=LAUNCH.warps)
-        return out
+            how = {"GELU": ctx.gelu, "BLOCK": LAUNCH.columns, "num_warps": LAUNCH.warps}
+            _gated_backward[_grid(upstream)](gate_up, upstream, out, upstream.shape[-1], **how)
+        return out, None
 
 
 def _grid(out: Tensor) -> tuple[int]:
@@ -54,26 +56,36 @@ def _place(width, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _swiglu_forward(gate_up, out, width, BLOCK: tl.constexpr):
-    row, columns = _place(width, BLOCK)
-    inside, at = columns < width, gate_up + row * 2 * width
-    gate = tl.load(at + columns, inside, 0.0).to(tl.float32)
-    up = tl.load(at + width + columns, inside, 0.0).to(tl.float32)
-    # Rounded, as torch's silu is, before the product.
-    silu = (gate / (1.0 + tl.exp(-gate))).to(out.dtype.element_ty).to(tl.float32)
-    tl.store(out + row * width + columns, (silu * up).to(out.dtype.element_ty), inside)
+def _activated(gate, GELU: tl.constexpr):
+    """The activation of float32 `gate`, and its derivative."""
+    share = 1.0 / (1.0 + tl.exp(-gate))
+    steepness = 1.0
+    if GELU:  # (1 + tanh(x)) / 2 is sigmoid(2 x), which keeps small values exact
+        square = gate * gate
+        share = 1.0 / (1.0 + tl.exp(-1.5957691216057308 * gate * (1.0 + 0.044715 * square)))
+        steepness = 1.5957691216057308 * (1.0 + 0.134145 * square)
+    return gate * share, share * (1.0 + gate * (1.0 - share) * steepness)
 
 
 @triton.jit
-def _swiglu_backward(gate_up, upstream, out, width, BLOCK: tl.constexpr):
-    """With s = sigmoid(gate): the gradient of up is silu(gate) u, and that of gate is u · up · s (1 + gate (1 - s))."""
+def _gated_forward(gate_up, out, width, GELU: tl.constexpr, BLOCK: tl.constexpr):
+    row, columns = _place(width, BLOCK)
+    inside, at = columns < width, gate_up + row * 2 * width
+    value, _ = _activated(tl.load(at + columns, inside, 0.0).to(tl.float32), GELU)
+    up = tl.load(at + width + columns, inside, 0.0).to(tl.float32)
+    # Rounded, as torch's activation is, before the product.
+    rounded = value.to(out.dtype.element_ty).to(tl.float32)
+    tl.store(out + row * width + columns, (rounded * up).to(out.dtype.element_ty), inside)
+
+
+@triton.jit
+def _gated_backward(gate_up, upstream, out, width, GELU: tl.constexpr, BLOCK: tl.constexpr):
+    """With u the gradient of the output: that of up is the activation times u, and that of gate u · up times its derivative."""
     row, columns = _place(width, BLOCK)
     inside, at, to = columns < width, gate_up + row * 2 * width, out + row * 2 * width
-    gate = tl.load(at + columns, inside, 0.0).to(tl.float32)
+    value, slope = _activated(tl.load(at + columns, inside, 0.0).to(tl.float32), GELU)
     up = tl.load(at + width + columns, inside, 0.0).to(tl.float32)
     above = tl.load(upstream + row * width + columns, inside, 0.0).to(tl.float32)
     narrow = out.dtype.element_ty
-    share = 1.0 / (1.0 + tl.exp(-gate))
-    tl.store(to + width + columns, ((gate * share).to(narrow).to(tl.float32) * above).to(narrow), inside)
-    pull = (above * up).to(narrow).to(tl.float32)
-    tl.store(to + columns, (pull * share * (1.0 + gate * (1.0 - share))).to(narrow), inside)
+    tl.store(to + width + columns, (value.to(narrow).to(tl.float32) * above).to(narrow), inside)
+    tl.store(to + columns, ((above * up).to(narrow).to(tl.float32) * slope).to(narrow), inside)
