@@ -110,9 +110,9 @@ def _attend(
     q = tl.load(queries + row[:, None] * HEAD + dims[None], mask=inside, other=0.0)
     if WIDE:
         q = q.to(tl.float32)
-    apart = (tl.load(rows + item).to(tl.int64) * KEY_HEADS + key_head) * capacity * HEAD
+    line = (tl.load(rows + item).to(tl.int64) * KEY_HEADS + key_head) * capacity * HEAD
     acc, total, top = _softmax(
-        q, start + token, keys + apart, values + apart, begin, end, scale, QUERIES, HEAD, DIMS, KEYS, WINDOW, SOFTCAP, WIDE
+        q, start + token, keys + line, values + line, begin, end, scale, QUERIES, HEAD, DIMS, KEYS, WINDOW, SOFTCAP, WIDE
     )
     if SPLIT > 0:
         part = row * tl.num_programs(2) + tl.program_id(2)
