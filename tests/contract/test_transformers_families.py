@@ -51,6 +51,12 @@ def expected(folder, sequences):
     return model, logprobs_of(model, sequences, 0.7)
 
 
+def test_a_gpu_would_convolve_float32_in_float32(folder):
+    torch.backends.cudnn.allow_tf32 = True
+    load_causal_lm(folder)
+    assert not torch.backends.cudnn.allow_tf32
+
+
 def trained(model):
     return LazyTensors.of(dict(model.stored(dict(model.named_parameters()))))
 

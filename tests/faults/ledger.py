@@ -136,13 +136,17 @@ def _full_steps(ledger: Ledger, size: int, steps: int, max_staleness: int) -> li
     return faults
 
 
-def _live_log(state: Path, run_id: str) -> list[tuple[str, bytes]]:
+def open_buffer(state: Path, role: str = "conductor") -> redis.Redis:
+    """The buffer of the stack that lives in `state`, with the rights of a role."""
     lines = (state / "buffer" / "buffer.conf").read_text().splitlines()
     port = int(next(line.split()[1] for line in lines if line.startswith("port ")))
-    password = (state / "secrets" / "conductor" / "gradbus_buffer_password").read_text().strip()
-    client = redis.Redis(port=port, username="conductor", password=password, protocol=2)
-    found = client.xread({f"{{{run_id}}}:experience": "0-0"})
-    client.close()
+    password = (state / "secrets" / role / "gradbus_buffer_password").read_text().strip()
+    return redis.Redis(port=port, username=role, password=password, protocol=2)
+
+
+def _live_log(state: Path, run_id: str) -> list[tuple[str, bytes]]:
+    with open_buffer(state) as client:
+        found = client.xread({f"{{{run_id}}}:experience": "0-0"})
     return [(stream_id.decode(), fields[b"r"]) for _, rows in found for stream_id, fields in rows]
 
 

@@ -33,6 +33,8 @@ def load_transformers_lm(folder: Path, family: TransformersFamily, dtype: torch.
     The model is compared with transformers' own forward pass (`check_forward`). Raises ModelError, and what transformers raises for a
     configuration that it does not take.
     """
+    # By default cuDNN rounds the factors of a convolution in float32 to TF32, while products of matrices are exact.
+    torch.backends.cudnn.allow_tf32 = False
     packed = family.is_packed(read_object(folder / CONFIG))
     plan = read_name_plan(folder)
     with _quiet():
