@@ -149,8 +149,6 @@ class RowTile:
     warps: int
     programs: int = 1
     """At most this many share the rows of a pass that sums over them. It decides bits."""
-    stages: int = 1
-    """How many tiles ahead such a pass loads."""
 
 
 NORM_SUMS: Final = RowTile(rows=64, columns=32, warps=4)
