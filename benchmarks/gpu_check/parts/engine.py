@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from gpu_check.context import Context
 from gpu_check.random_models import HALF_BILLION, LARGER, TINY, parameters, write_model
@@ -18,19 +19,25 @@ from gradbus_rollout.engines.base import GroupCompletion, PromptGroup
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
 
 _FP32_NATS: Final = 1e-4
+_NEW: Final = 48
+"""Tokens of the samples whose bits are compared."""
 
 
 def run(context: Context) -> None:
     """The tiny model in both dtypes, then speeds in bfloat16."""
     tiny = write_model(context.folder / "tiny", TINY, context.device)
     _beside_the_trainer(context, tiny)
-    _bits(context, "tiny", tiny, 16, 40)
+    _bits(context, "tiny", tiny, 16)
+    _other_weights(context, tiny)
     if context.dry:
         return _speed(context, "tiny", tiny, (8,), 12, 4)
     half = write_model(context.folder / "0.5B", HALF_BILLION, context.device, torch.bfloat16)
-    _bits(context, "0.5B", half, 64, 300)
+    for slots in (64, 256):
+        _bits(context, "0.5B", half, slots)
     _speed(context, "0.5B", half, (64, 256), 960, 64)
-    return _speed(context, "1.7B", write_model(context.folder / "1.7B", LARGER, context.device, torch.bfloat16), (64,), 960, 32)
+    larger = write_model(context.folder / "1.7B", LARGER, context.device, torch.bfloat16)
+    _bits(context, "1.7B", larger, 64)
+    return _speed(context, "1.7B", larger, (64,), 960, 32)
 
 
 def _engine(folder: Path, context: Context, slots: int, new: int, dtype: torch.dtype) -> TorchEngine:
@@ -56,24 +63,38 @@ def _beside_the_trainer(context: Context, folder: Path) -> None:
             context.correct(f"{name}: mean ratio to the trainer's, minus 1", mismatch(apart), MISMATCH)
 
 
-def _bits(context: Context, name: str, folder: Path, slots: int, length: int) -> None:
-    """A prompt's samples alone are those among others, those computed without graphs, and those whose engine lost the device meanwhile."""
-    first, *others = prompt_groups(read_model_config(folder).vocab_size, slots // GROUP + 2, length)
-    engine = _engine(folder, context, slots, 48, torch.bfloat16)
-    alone = drawn(asyncio.run(engine.generate([first])))
-    for what, groups in (("first", [first, *others]), ("last", [*others, first])):
-        found = asyncio.run(engine.generate(groups))
-        among = drawn([one for one, group in zip(found, groups, strict=True) if group is first])
-        context.holds(f"{name}: a sample's bits alone and {what} among others", among == alone)
-    context.holds(f"{name}: a sample's bits after a release while it ran", drawn(asyncio.run(_interrupted(engine, folder, first))) == alone)
+def _bits(context: Context, name: str, folder: Path, slots: int) -> None:
+    """A prompt's samples alone are those among others, those computed without graphs, and those whose engine lost the device meanwhile.
+
+    The cache has 256 positions at first, so it grows while the first samples are decoded.
+    """
+    vocabulary, what = read_model_config(folder).vocab_size, f"{name}, {slots} slots: a sample's bits"
+    probe, others = prompt_groups(vocabulary, 1, 240)[0], prompt_groups(vocabulary, slots // GROUP + 2, 360)
+    engine = _engine(folder, context, slots, _NEW, torch.bfloat16)
+    alone = drawn(asyncio.run(engine.generate([probe])))
+    context.holds(f"{what} alone and first among others", drawn(asyncio.run(engine.generate([probe, *others]))[:1]) == alone)
+    context.holds(f"{what} alone and last among others", drawn(asyncio.run(engine.generate([*others, probe]))[-1:]) == alone)
+    context.holds(f"{what} after a release while it ran", drawn(asyncio.run(_interrupted(engine, folder, probe))) == alone)
     asyncio.run(engine.close())
-    eager = _engine(folder, context, slots, 48, torch.bfloat16)
+    eager = _engine(folder, context, slots, _NEW, torch.bfloat16)
     for graph in eager._scheduler._graphs:  # no setting of a run switches them off
-        graph.captures = False
-    context.holds(
-        f"{name}: a replayed graph has the bits of its kernels launched one by one", drawn(asyncio.run(eager.generate([first]))) == alone
-    )
+        graph.uses_graph = False
+    context.holds(f"{what} by graphs and kernel by kernel", drawn(asyncio.run(eager.generate([probe]))) == alone)
     asyncio.run(eager.close())
+
+
+def _other_weights(context: Context, folder: Path) -> None:
+    """Weights that are loaded between two calls are those that the second call computes with."""
+    probe, changed = prompt_groups(TINY["vocab_size"], 1, 40), folder / "changed.safetensors"
+    save_file({name: 1.25 * tensor for name, tensor in load_file(folder / "model.safetensors").items()}, changed)
+    used, fresh = (_engine(folder, context, 16, _NEW, torch.float32) for _ in range(2))
+    before = drawn(asyncio.run(used.generate(probe)))
+    for engine in (used, fresh):
+        asyncio.run(engine.load([changed], 1))
+    found, expected = (drawn(asyncio.run(engine.generate(probe))) for engine in (used, fresh))
+    context.holds("samples of weights that were loaded between two calls", found == expected != before)
+    for engine in (used, fresh):
+        asyncio.run(engine.close())
 
 
 async def _interrupted(engine: TorchEngine, folder: Path, group: PromptGroup) -> list[GroupCompletion]:

@@ -47,10 +47,11 @@ class HostBuffers:
         return self._free.empty() and self._made == self.count
 
     def take(self, pinned: bool) -> Tensor:
-        """A buffer, as bytes. Waits until one is free."""
+        """A buffer, as bytes. Waits until one is free. Raises RuntimeError where there is no memory for one."""
         if self._free.empty() and self._made < self.count:
-            self._made += 1
-            return torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=pinned)
+            buffer = torch.empty(PIECE_BYTES, dtype=torch.uint8, pin_memory=pinned)
+            self._made += 1  # only now: one that could not be made would be waited for
+            return buffer
         return self._free.get()
 
     def give_back(self, buffer: Tensor) -> None:

@@ -34,12 +34,14 @@ class PieceReader:
     def submit(self, tensor: Tensor, dtype: torch.dtype, work: Work[_Result]) -> list[Future[_Result]]:
         """Has `work` done on each piece of the tensor in `dtype`, which may be changed after `finish`. Waits while too much is under way.
 
-        A future raises what the work raised.
+        A future raises what the work raised. Raises RuntimeError where a piece cannot be copied; `finish` is due then too.
         """
         in_place = on_host(tensor) and tensor.dtype == dtype
         start = self._uncopied if in_place else self._copied
-        futures = [start(piece, dtype, partial(work, begin * dtype.itemsize)) for begin, piece in pieces_of(tensor, dtype.itemsize)]
-        self._under_way += futures
+        futures: list[Future[_Result]] = []
+        for begin, piece in pieces_of(tensor, dtype.itemsize):
+            futures.append(start(piece, dtype, partial(work, begin * dtype.itemsize)))
+            self._under_way.append(futures[-1])  # at once: `finish` waits for it even if the next piece fails
         if in_place and len(futures) > 1:
             wait(futures)  # or two large tensors would be in memory
         return futures
@@ -59,8 +61,12 @@ class PieceReader:
     def _copied(self, piece: Tensor, dtype: torch.dtype, work: Callable[[memoryview], _Result]) -> Future[_Result]:
         buffer = self._buffers.take(piece.is_cuda)
         elements = buffer[: piece.numel() * dtype.itemsize].view(dtype)
-        elements.copy_(piece.to(dtype) if piece.is_cuda else piece, non_blocking=True)
-        arrived = event_after(piece)
+        try:
+            elements.copy_(piece.to(dtype) if piece.is_cuda else piece, non_blocking=True)
+            arrived = event_after(piece)
+        except BaseException:
+            self._buffers.give_back(buffer)
+            raise
         content = bytes_of(elements)  # here: in a thread without inference mode torch refuses tensors of that mode
 
         def work_on() -> _Result:

@@ -157,7 +157,7 @@ NORM_SUMS: Final = RowTile(rows=64, columns=32, warps=4)
 
 def norm_rows(width: int) -> RowTile:
     """Whole rows of this many columns: about 32 elements a thread, and of narrow rows several for each warp."""
-    columns = max(16, _power_of_two(width))
+    columns = max(16, power_of_two(width))
     warps = min(16, max(4, columns // 1024))
     return RowTile(max(1, 1024 * warps // columns), columns, warps, programs=256)
 
@@ -167,7 +167,8 @@ def rotary_tokens(pairs: int) -> RowTile:
     return RowTile(max(1, 1024 // pairs), pairs, warps=2, programs=64)
 
 
-def _power_of_two(at_least: int) -> int:
+def power_of_two(at_least: int) -> int:
+    """The least power of two from `at_least` on; triton has such a function too, but is not everywhere."""
     return 1 << (at_least - 1).bit_length()
 
 
@@ -189,8 +190,10 @@ def cached_attention(head_dim: int, item_size: int, queries: int | None = None) 
     if queries is not None:
         height = next(size for size in (16, 32, 64) if queries <= size or size == 64)
         return AttentionBlocks(queries=height, keys=64 if narrow else 32, warps=4, stages=3 if narrow and head_dim <= 64 else 2)
-    if not narrow:
+    if head_dim > 128:
         return AttentionBlocks(queries=32, keys=32, warps=4, stages=1 if item_size > 2 else 2)
+    if not narrow:
+        return AttentionBlocks(queries=32, keys=64, warps=8, stages=1)
     return AttentionBlocks(queries=128, keys=64, warps=4 if head_dim <= 64 else 8, stages=2)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 from threading import Lock
@@ -28,10 +29,24 @@ class Output(Protocol):
 
 
 def open_output(file: BinaryIO, size: int) -> Output:
-    """The empty file for `size` bytes, not 0: mapped, if there are threads enough to fill its pages at once and room can be reserved."""
-    if thread_count() >= _MAPPED_FROM and hasattr(os, "posix_fallocate"):  # macOS has none
-        return _Mapped(file, size)
-    return _Written(file)
+    """The empty file for `size` bytes, not 0: mapped, if there are threads enough to fill its pages at once and room can be reserved.
+
+    Raises OSError, for a full disk too.
+    """
+    return _Mapped(file, size) if thread_count() >= _MAPPED_FROM and _reserves(file) else _Written(file)
+
+
+def _reserves(file: BinaryIO) -> bool:
+    """Whether its file system, asked for the first byte, reserves room; some of FUSE's refuse, and macOS cannot ask."""
+    if not hasattr(os, "posix_fallocate"):
+        return False
+    try:
+        os.posix_fallocate(file.fileno(), 0, 1)
+    except OSError as error:
+        if error.errno in {errno.EOPNOTSUPP, errno.EINVAL}:
+            return False
+        raise
+    return True
 
 
 class _Written:

@@ -97,6 +97,44 @@ def test_what_work_raises_is_its_futures_and_the_reader_goes_on(place):
     assert len(read(reader, torch.ones(PIECE), torch.bfloat16)) == 2
 
 
+def test_pieces_before_one_that_fails_are_waited_for(monkeypatch):
+    monkeypatch.setattr(piece_reader, "on_host", lambda tensor: False)
+    reader, held, worked = PieceReader(), threading.Event(), []
+    take, pieces = reader._buffers.take, iter([True, True])
+
+    def take_two(pinned):
+        if next(pieces, False):
+            return take(pinned)
+        raise RuntimeError("cannot pin memory")
+
+    def work(begin, piece):
+        assert held.wait(20)
+        worked.append(begin)
+
+    monkeypatch.setattr(reader._buffers, "take", take_two)
+    with pytest.raises(RuntimeError, match="cannot pin"):
+        reader.submit(torch.ones(3 * PIECE // 4), torch.float32, work)
+    threading.Timer(0.2, held.set).start()
+    reader.finish()
+    assert sorted(worked) == [0, PIECE]
+
+
+@pytest.mark.parametrize("failing", ["empty", "event_after"])
+def test_buffers_that_cannot_be_made_or_filled_are_not_waited_for_later(monkeypatch, failing):
+    def fail(*_, **__):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(piece_reader, "on_host", lambda tensor: False)
+    reader = PieceReader()
+    with monkeypatch.context() as broken:
+        broken.setattr(torch if failing == "empty" else piece_reader, failing, fail)
+        for _ in range(2 * reader._buffers.count):
+            with pytest.raises(RuntimeError, match="no memory"):
+                reader.submit(torch.ones(PIECE // 4), torch.float32, lambda _, piece: bytes(piece))
+            reader.finish()
+    assert len(read(reader, torch.ones(5 * PIECE), torch.float32)) == 20
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 150), max_size=30), st.sampled_from([torch.float32, torch.bfloat16]))
 def test_tensors_arrive_at_the_device_and_their_ends_come_in_order(sizes, dtype):

@@ -1,6 +1,8 @@
 """The streamed file equals the library's, to the byte, and is written one tensor at a time."""
 
+import errno
 import gc
+import os
 import weakref
 
 import pytest
@@ -81,3 +83,23 @@ def test_a_full_disk_ends_it_before_all_tensors_are_made(tmp_path, no_file_over)
     with no_file_over(50_000), pytest.raises(OSError):
         written(tmp_path / "w", tensors, TensorLayout(torch.float32), WeightsDigest())
     assert len(made) < 50
+
+
+@pytest.mark.parametrize("refusal", [errno.EOPNOTSUPP, errno.EINVAL])
+def test_a_file_system_that_reserves_nothing_is_written_to(tmp_path, monkeypatch, refusal):
+    def refuse(*_):
+        raise OSError(refusal, os.strerror(refusal))
+
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    tensors = {name: tensor.contiguous() for name, tensor in TENSORS.items()}
+    assert written(tmp_path / "w", LazyTensors.of(TENSORS), TensorLayout(torch.float32)) == safetensors.torch.save(tensors)
+
+
+def test_a_disk_without_room_for_the_first_byte_is_full(tmp_path, monkeypatch, by_threads):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(output, "thread_count", lambda: 8)
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        written(tmp_path / "w", LazyTensors.of(TENSORS), TensorLayout(torch.float32))

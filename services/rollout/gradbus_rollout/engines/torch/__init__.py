@@ -6,7 +6,7 @@ rows       state of the slots, as arrays    prefill    prompts into the cache, i
 model      one forward                      arithmetic products and attention, fast or with the trainer's bits
 attention  the seam between products and cache; attention over pages
 cache      keys and values in pages         buffers    memory of a batch shape
-cached     attention on a GPU               gpu        prefill and decode step on a GPU
+gpu        attention, prefill and decode step on a GPU
 weights    the tensors, by name             version_format  a version's files as weights
 config     settings
 """

@@ -34,6 +34,32 @@ class Cache(Protocol):
         ...
 
 
+class Decoder(Protocol):
+    """A model for those that feed it tokens; see `DecoderModel`."""
+
+    @property
+    def config(self) -> ModelConfig:
+        """Its sizes and settings."""
+        ...
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights, cache and hidden states."""
+        ...
+
+    def new_cache(self, rows: int) -> Any:
+        """An empty `Cache` for `rows` sequences."""
+        ...
+
+    def forward(self, tokens: Tensor, positions: Tensor, cache: Any) -> Tensor:
+        """Hidden states `[R * C, hidden]` of `tokens` int64 `[R, C]` at `positions` int64 `[R, C]` of the cache's rows."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """`[N, vocab]` from hidden states `[N, hidden]`."""
+        ...
+
+
 class Batch(Protocol):
     """What the layers of one forward of R rows of C tokens share."""
 

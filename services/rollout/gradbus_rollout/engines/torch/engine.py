@@ -216,8 +216,11 @@ class TorchEngine:
 
 
 def _cause(error: BaseException) -> str:
-    if is_out_of_memory(error):
-        return memory_advice(error)
+    meanwhile: BaseException | None = error
+    while meanwhile is not None:  # what ends a capture of a GPU's work may raise another error over the first
+        if is_out_of_memory(meanwhile):
+            return memory_advice(meanwhile)
+        meanwhile = meanwhile.__context__
     return str(error) if isinstance(error, GradbusError) else f"{type(error).__name__}: {first_line(error)}; see the worker's log"
 
 

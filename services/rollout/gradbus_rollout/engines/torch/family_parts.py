@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from gradbus.formats.model_config import ModelConfig
-from gradbus_kernels.models.layer_parts import norms_by_kind, scaled_by
+from gradbus_kernels.models.layer_parts import GATED, NORMS, norms_by_kind, scaled_by
 from gradbus_kernels.operators.base.softcap import softcap_in_place
-from gradbus_kernels.operators.batch_invariant.layers import gated, normed, normed_rows
+from gradbus_kernels.operators.batch_invariant.layers import gated, normed_rows
 
 Pairwise = Callable[[Tensor, Tensor], Tensor]
 """Of rows and a norm's weight, or of gates and ups."""
@@ -22,8 +22,8 @@ class FamilyParts:
     """Functions and constants of a model's forward."""
 
     def __init__(self, config: ModelConfig, on_gpu: bool = False) -> None:
-        """`on_gpu`: a norm is one operator, which a GPU computes in one kernel."""
-        norms = _FUSED_NORMS if on_gpu else _NORMS
+        """`on_gpu`: norms and gated units are the trainer's operators, each of which a GPU computes in one kernel."""
+        norms: Mapping[str, Callable[..., Tensor]] = NORMS if on_gpu else _NORMS
         places = {place for _, place in config.family.norms}
         self.norm: Pairwise = partial(norms[config.family.norm_kind], eps=config.norms.eps)
         """RMSNorm of rows, with its weight."""
@@ -35,6 +35,8 @@ class FamilyParts:
         """Whether an output is more than its product."""
         self.gated: Pairwise = _GATED[config.family.activation[1]]
         """Of gates and ups."""
+        self.gate: Callable[[Tensor], Tensor] = GATED[config.family.activation[1]] if on_gpu else self._gate
+        """Of gates and ups side by side, `[N, 2 I]`."""
         self.scale = config.multipliers.scores
         self.scaled_embeddings, self.scaled_outputs = (
             scaled_by(factor) for factor in (config.multipliers.embedding, config.multipliers.hidden)
@@ -47,6 +49,9 @@ class FamilyParts:
         """The distinct windows."""
         self.window_of_layer = [self.windows.index(window) for window in config.windows]
 
+    def _gate(self, gate_up: Tensor) -> Tensor:
+        return self.gated(*gate_up.chunk(2, dim=-1))
+
 
 def _unnormed(x: Tensor, weight: Tensor | None) -> Tensor:  # noqa: ARG001 - in the place of a norm
     return x
@@ -58,7 +63,6 @@ def _bounded_by(softcap: float) -> Callable[[Tensor], Tensor]:
 
 
 _NORMS: Final[Mapping[str, Callable[..., Tensor]]] = norms_by_kind(normed_rows)
-_FUSED_NORMS: Final[Mapping[str, Callable[..., Tensor]]] = norms_by_kind(normed)
 _GATED: Final[Mapping[str, Pairwise]] = {
     "silu": gated,
     "gelu_pytorch_tanh": partial(gated, activation=partial(functional.gelu, approximate="tanh")),

@@ -19,12 +19,12 @@ class Mixture:
     that was not chosen for a row has the share 0 and adds exactly nothing to it.
     """
 
-    def __init__(self, experts: ExpertWeights, arithmetic: Arithmetic, gated: Callable[[Tensor, Tensor], Tensor]) -> None:
+    def __init__(self, experts: ExpertWeights, arithmetic: Arithmetic, gate: Callable[[Tensor], Tensor]) -> None:
         self._experts = experts
         self._arithmetic = arithmetic
         config = experts.config
         clamped = partial(clamped_swiglu, limit=config.limit, slope=config.slope)
-        self._gated: Callable[[Tensor], Tensor] = clamped if config.family.fused else lambda gate_up: gated(*gate_up.chunk(2, dim=-1))
+        self._gate: Callable[[Tensor], Tensor] = clamped if config.family.fused else gate
 
     def __call__(self, normed: Tensor) -> Tensor:
         """Of rows `[N, H]`, the outputs of the experts chosen for each, added up in float32 in the experts' order, `[N, H]`."""
@@ -39,5 +39,5 @@ class Mixture:
         return mixed if experts.shared is None else mixed.add_(self._unit(normed, experts.shared))
 
     def _unit(self, normed: Tensor, unit: UnitWeights) -> Tensor:
-        gated = self._gated(self._arithmetic.multiply(normed, unit.gate_up, unit.gate_up_bias))
+        gated = self._gate(self._arithmetic.multiply(normed, unit.gate_up, unit.gate_up_bias))
         return self._arithmetic.multiply(gated, unit.down, unit.down_bias)

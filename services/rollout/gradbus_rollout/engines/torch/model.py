@@ -14,8 +14,8 @@ from gradbus.formats.hf_model import check_model_folder
 from gradbus.formats.model_config import ModelConfig, read_model_config
 from gradbus_rollout.engines.torch.arithmetic import Arithmetic, Fast
 from gradbus_rollout.engines.torch.attention import Attention, Batch, PagedAttention
-from gradbus_rollout.engines.torch.cached.attention import CachedAttention
 from gradbus_rollout.engines.torch.family_parts import FamilyParts
+from gradbus_rollout.engines.torch.gpu.attention import CachedAttention
 from gradbus_rollout.engines.torch.mixture import Mixture
 from gradbus_rollout.engines.torch.weights import LayerWeights, ModelWeights
 
@@ -45,7 +45,7 @@ class DecoderModel:
             CachedAttention(config, self._parts, like) if self.on_gpu else PagedAttention(config, self._parts, self._arithmetic, like)
         )
         self._feed_forwards = [
-            partial(self._mix, Mixture(layer.experts, self._arithmetic, self._parts.gated)) if layer.experts else self._feed_forward
+            partial(self._mix, Mixture(layer.experts, self._arithmetic, self._parts.gate)) if layer.experts else self._feed_forward
             for layer in self.weights.layers
         ]
         self._add_attended = self._add_biased if config.biases.out else self._add_unbiased

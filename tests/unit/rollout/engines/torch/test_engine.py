@@ -41,6 +41,20 @@ async def test_a_librarys_panic_ends_every_call_with_its_cause(start_engine, mon
         await engine.generate(GROUPS)
 
 
+async def test_an_error_while_memory_ran_out_ends_every_call_with_advice(start_engine, monkeypatch):
+    engine = await start_engine()
+
+    def fail(_scheduler):
+        try:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        finally:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    monkeypatch.setattr(Scheduler, "step", fail)
+    with pytest.raises(ModelError, match="this process has too little memory"):
+        await engine.generate(GROUPS)
+
+
 async def test_tensors_that_a_version_carries_along_are_not_the_engines(start_engine, model_folder, tmp_path):
     engine = await start_engine()
     digest = await engine.load([model_folder / "model.safetensors"], 1)

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from gradbus_kernels.operators import using
 from gradbus_rollout.engines.base import PromptGroup
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
-from gradbus_rollout.engines.torch.cached.cache import room_for
 from gradbus_rollout.engines.torch.gpu import prefill
+from gradbus_rollout.engines.torch.gpu.cache import room_for
 from gradbus_rollout.engines.torch.gpu.prefill import PackedPrefill
 from gradbus_rollout.engines.torch.model import DecoderModel, read_supported_config
 from gradbus_rollout.engines.torch.prefill import Prefill

@@ -1,5 +1,6 @@
 """What of the embedded engine is computed in another way on a GPU, where a launch costs as much as a small product.
 
-prefill    prompts in chunks, packed       step       a decode step
-graph      both as CUDA graphs
+attention  `Attention` by operators that read positions on the device
+cache      keys and values by row           graph      computations as CUDA graphs
+prefill    prompts in chunks, packed        step       a decode step
 """

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradbus_rollout.engines.torch.cached.cache import RowCache
+from gradbus_rollout.engines.torch.attention import Decoder
+from gradbus_rollout.engines.torch.gpu.cache import RowCache
 from gradbus_rollout.engines.torch.gpu.graph import Replayed
-from gradbus_rollout.engines.torch.model import DecoderModel
 
 _CHUNK: Final = 128
 """Tokens of a chunk. Chunks begin at its multiples, so a position's chunk depends on the position alone."""
@@ -22,7 +22,7 @@ _AT_ONCE: Final = 16
 class PackedPrefill:
     """A cache of `lanes` prompts, and of a row more for chunks that fill up a forward."""
 
-    def __init__(self, model: DecoderModel, lanes: int, device: str) -> None:
+    def __init__(self, model: Decoder, lanes: int, device: str) -> None:
         self._model = model
         self._device = device
         self._last = torch.zeros(lanes, model.config.hidden_size, dtype=model.dtype, device=device)
@@ -32,7 +32,7 @@ class PackedPrefill:
         self.lanes = lanes
         self.cache: RowCache = model.new_cache(lanes + 1)
         self.computed = 0
-        """Chunks begun so far; long prompts have thousands."""
+        """Chunks of prompts begun so far; long ones have thousands."""
         self.replayed = Replayed(self._compute, model, self.cache)
 
     def run(self, prompts: Sequence[tuple[int, ...]]) -> Tensor:
@@ -51,11 +51,11 @@ class PackedPrefill:
             if start + len(part) == len(prompts[lane]):
                 ends.append(number * _CHUNK + len(part) - 1)
         places = np.array([*chunks, *[(self.lanes, 0)] * fill])
-        self._forward(torch.from_numpy(tokens).to(self._device), torch.from_numpy(places).to(self._device), np.array(ends))
+        self._forward(len(chunks), torch.from_numpy(tokens).to(self._device), torch.from_numpy(places).to(self._device), np.array(ends))
         return self._model.logits(self._last)
 
-    def _forward(self, tokens: Tensor, places: Tensor, ends: np.ndarray) -> None:
-        """All forwards of `tokens` `[N, chunk]`; `places` are lanes and first positions, `[N, 2]`."""
+    def _forward(self, count: int, tokens: Tensor, places: Tensor, ends: np.ndarray) -> None:
+        """All forwards of `tokens` `[N, chunk]`, of which `count` are of prompts; `places` are lanes and first positions, `[N, 2]`."""
         last, lanes = torch.from_numpy(ends).to(self._device), torch.arange(len(ends), device=self._device)
         for begin in range(0, len(tokens), _AT_ONCE):
             end = begin + _AT_ONCE
@@ -64,7 +64,7 @@ class PackedPrefill:
             hidden = self.replayed()
             done = slice(*np.searchsorted(ends, (begin * _CHUNK, end * _CHUNK)))
             self._last.index_copy_(0, lanes[done], hidden.index_select(0, last[done] - begin * _CHUNK))
-            self.computed += _AT_ONCE
+            self.computed += min(_AT_ONCE, count - begin)
 
     def _compute(self) -> Tensor:
         """Hidden states of the chunks in `_tokens` at `_places`."""

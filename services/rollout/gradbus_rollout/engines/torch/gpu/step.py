@@ -10,10 +10,10 @@ from torch import Tensor
 
 from gradbus.formats.tokens import LOGPROB_DTYPE
 from gradbus_kernels.operators import SamplingParams, sample_at
-from gradbus_rollout.engines.torch.cached.cache import RowCache
+from gradbus_rollout.engines.torch.attention import Decoder
 from gradbus_rollout.engines.torch.config import TorchEngineConfig
+from gradbus_rollout.engines.torch.gpu.cache import RowCache
 from gradbus_rollout.engines.torch.gpu.graph import Replayed
-from gradbus_rollout.engines.torch.model import DecoderModel
 from gradbus_rollout.engines.torch.rows import Draws, Rows
 
 _INPUTS: Final = 4
@@ -23,7 +23,7 @@ _INPUTS: Final = 4
 class DeviceStep:
     """Draws a token for every row of a cache."""
 
-    def __init__(self, model: DecoderModel, cache: RowCache, config: TorchEngineConfig) -> None:
+    def __init__(self, model: Decoder, cache: RowCache, config: TorchEngineConfig) -> None:
         self._model = model
         self._cache = cache
         self._temperature = torch.full((config.slots,), config.temperature, device=config.device)

@@ -13,14 +13,15 @@ from gradbus.formats.model_config import ModelConfig
 from gradbus.formats.rope_config import RopeConfig
 from gradbus_kernels.models.rotary import rotation_tables
 from gradbus_kernels.operators import LayerCache, copy_rows
+from gradbus_kernels.operators.base.block_sizes import power_of_two
 
 _LEAST: Final = 256
 """Positions of the smallest step by which a cache grows."""
 
 
 def room_for(length: int) -> int:
-    """The capacity of a cache for rows of `length`: at most a third more, beyond the smallest step, so that it seldom grows."""
-    step = max(_LEAST, (1 << (length - 1).bit_length()) // 4)
+    """The capacity of a cache for rows of `length`: at most half more, beyond the smallest step, so that it seldom grows."""
+    step = max(_LEAST, power_of_two(length) // 4)
     return -(-length // step) * step
 
 

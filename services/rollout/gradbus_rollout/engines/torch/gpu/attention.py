@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from gradbus.formats.model_config import ModelConfig
-from gradbus_kernels.models.layer_parts import GATED
 from gradbus_kernels.operators import CachedRule, HeadNorms, Places, cached_attention, rotate_and_cache
 from gradbus_rollout.engines.torch.attention import Batch
-from gradbus_rollout.engines.torch.cached.cache import RowCache
 from gradbus_rollout.engines.torch.family_parts import FamilyParts
+from gradbus_rollout.engines.torch.gpu.cache import RowCache
 from gradbus_rollout.engines.torch.weights import LayerWeights
 
 
@@ -23,8 +22,6 @@ class CachedAttention:
         self._config = config
         self._like = like
         self.parts = parts
-        self.gated = GATED[config.family.activation[1]]
-        """Of gates and ups side by side."""
         softcap = config.multipliers.scores_softcap or None
         self.rules = [CachedRule(parts.scale, window, softcap) for window in config.windows]
         """Of each layer."""
@@ -80,4 +77,4 @@ class _CachedBatch:
 
     def gated(self, gate_up: Tensor) -> Tensor:
         """See `Batch`."""
-        return self.attention.gated(gate_up)
+        return self.attention.parts.gate(gate_up)
