@@ -107,7 +107,7 @@ class AttentionLaunch(NamedTuple):
 def prefix_shared_attention(head_dim: int, item_size: int) -> AttentionLaunch:
     """Sizes for a head size and an element size in bytes: a block's queries, keys, values and sums must fit an SM's shared memory.
 
-    Those of 16-bit heads are the fastest of a sweep on an H100; they fit the 99 KiB of other GPUs.
+    Those of 16-bit heads up to 128 are the fastest of a sweep on an H100 among those that fit the 99 KiB of other GPUs.
     """
     if item_size > 2 or head_dim > 128:
         blocks = AttentionBlocks(queries=32, keys=32, warps=4, stages=1 if item_size > 2 else 2)
@@ -149,8 +149,6 @@ class RowTile:
     warps: int
     programs: int = 1
     """At most this many share the rows of a pass that sums over them. It decides bits."""
-    stages: int = 1
-    """How many tiles ahead such a pass loads."""
 
 
 NORM_SUMS: Final = RowTile(rows=64, columns=32, warps=4)

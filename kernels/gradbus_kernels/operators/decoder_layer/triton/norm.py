@@ -74,7 +74,7 @@ def _differentiate(
     sums = None if of_weight is None else weight.new_empty(programs, width, dtype=torch.float32)
     _norm_backward[(programs,)](
         x, weight, inverse, upstream, out, sums, rows, width, steps, offset,
-        ROWS=tile.rows, COLUMNS=tile.columns, STAGES=tile.stages, num_warps=tile.warps,
+        ROWS=tile.rows, COLUMNS=tile.columns, num_warps=tile.warps,
     )  # fmt: skip
     if sums is not None and of_weight is not None:
         add_sums(sums, of_weight)
@@ -111,14 +111,13 @@ def _norm_forward(
 
 @triton.jit
 def _norm_backward(
-    x, weight, inverses, upstream, out, sums, rows, width, steps, offset,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+    x, weight, inverses, upstream, out, sums, rows, width, steps, offset, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """With r the root's inverse: dx = r w g - x r³ mean(w g x), and dw = the sum of r g x over rows."""
     column = tl.arange(0, COLUMNS)
     factors = (tl.load(weight + column, column < width, 0.0).to(tl.float32) + offset)[None]
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for step in tl.range(tl.program_id(0) * steps, tl.program_id(0) * steps + steps, num_stages=STAGES):
+    for step in range(tl.program_id(0) * steps, tl.program_id(0) * steps + steps):
         row = step * ROWS + tl.arange(0, ROWS)
         inside, at = (row < rows)[:, None] & (column < width)[None], row.to(tl.int64)[:, None] * width + column[None]
         values, above = tl.load(x + at, inside, 0.0).to(tl.float32), tl.load(upstream + at, inside, 0.0).to(tl.float32)
