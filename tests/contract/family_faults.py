@@ -39,6 +39,7 @@ def _norm_after_rotation(model: CausalLM) -> None:
             return torch.split(normed(torch.cat(parts, dim=1)), [part.shape[1] for part in parts], dim=1)
 
         attention._turn, attention._normed = turned, lambda qkv: qkv
+        attention._turned = attention._normed_and_turned  # not both in one pass
 
 
 def _scale_of_narrow_heads(model: CausalLM) -> None:

@@ -127,6 +127,8 @@ def prefix_shared_attention(head_dim: int, item_size: int) -> AttentionLaunch:
 
 ATTENTION_PART: Final = 8192
 """Queries, each counted for each of its heads, over which one program adds up the gradients of a block of keys. It decides bits."""
+ATTENTION_PARTS: Final = 256
+"""Parts of a key head's sums that a layout has at most, beside those of blocks that begin another one."""
 
 
 @dataclass(frozen=True, slots=True)

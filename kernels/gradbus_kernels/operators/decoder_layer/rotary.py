@@ -61,6 +61,7 @@ def rotary(qkv: Tensor, rotation: Rotation, key_heads: int) -> Turned:
 def check_rotary(qkv: Tensor, rotation: Rotation, key_heads: int) -> None:
     """Raises ValueError about the arguments of `rotary`."""
     check_floats("qkv", qkv, (None, None, None))
+    require(qkv.shape[2] % 2 == 0, "qkv", f"has heads of {qkv.shape[2]} elements; pass an even number, which are pairs")
     turned = qkv.shape[1] - key_heads
     require(0 < key_heads < turned, "key_heads", f"is {key_heads}; pass 1 to {(qkv.shape[1] - 1) // 2}, so that queries are left")
     for name, part in zip(("rotation.cos", "rotation.sin"), rotation, strict=True):

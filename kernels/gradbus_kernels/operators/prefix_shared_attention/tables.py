@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gradbus_kernels.operators.base.block_sizes import ATTENTION_PART, AttentionBlocks
+from gradbus_kernels.operators.base.block_sizes import ATTENTION_PART, ATTENTION_PARTS, AttentionBlocks
 from gradbus_kernels.operators.prefix_shared_attention.layout import PrefixLayout
 
 
@@ -77,24 +77,30 @@ def query_tables(layout: PrefixLayout, blocks: AttentionBlocks, window: int | No
 def key_tables(layout: PrefixLayout, blocks: AttentionBlocks, group: int, window: int | None, device: torch.device) -> KeyTables:
     """The ranges of queries that see each block of keys: of its own segment, then of its branches. `group`: query heads of a key head.
 
-    A block with many queries is divided into parts of some heads or some queries, whose sums are added later.
+    A block with many queries is divided into parts of some heads or some queries, whose sums are added later. The longer the sequences, the
+    larger the parts, so that the sums of parts take no more memory.
     """
     of_root: dict[int, list[tuple[int, int]]] = {}
     for segment, parent in enumerate(layout.parents):
         if parent is not None:
             of_root.setdefault(parent, []).append((layout.offsets[segment], layout.offsets[segment + 1]))
+    seen = [
+        ((first, end, begin), _queries_of(first, (begin, end), of_root.get(segment, []), blocks, window))
+        for segment, (begin, end, _, _) in enumerate(_segments(layout))
+        for first in range(begin, end, blocks.keys)
+    ]
+    size = max(ATTENTION_PART, group * sum(queries.tokens for _, queries in seen) // ATTENTION_PARTS)
     found: list[tuple[tuple[int, ...], _Ranges, tuple[int, int, int]]] = []
     sums: list[tuple[int, ...]] = []
     parts = 0
-    for segment, (begin, end, _, _) in enumerate(_segments(layout)):
-        for first in range(begin, end, blocks.keys):
-            pieces = list(_pieces(_queries_of(first, (begin, end), of_root.get(segment, []), blocks, window), blocks, group))
-            known, several = parts, len(pieces) > 1
-            for queries, heads in pieces:
-                found.append(((first, end, begin), queries, (*heads, parts if several else -1)))
-                parts += several
-            if several:
-                sums.append((first, end, known, parts))
+    for block, all_queries in seen:
+        pieces = list(_pieces(all_queries, blocks, group, size))
+        known, several = parts, len(pieces) > 1
+        for queries, heads in pieces:
+            found.append((block, queries, (*heads, parts if several else -1)))
+            parts += several
+        if several:
+            sums.append((*block[:2], known, parts))
     found.sort(key=lambda part: -part[1].tokens * (part[2][1] - part[2][0]))
     ranges: list[Range] = []
     rows = [(*block, *_append(ranges, queries), *how) for block, queries, how in found]
@@ -159,16 +165,16 @@ def _joined(*ranges: _Ranges) -> _Ranges:
     return _Ranges([part for one in ranges for part in one.full], [part for one in ranges for part in one.masked])
 
 
-def _pieces(queries: _Ranges, blocks: AttentionBlocks, group: int) -> Iterator[tuple[_Ranges, tuple[int, int]]]:
-    """Queries, and the range of heads, of about ATTENTION_PART queries or of a single range."""
-    size = max(1, ATTENTION_PART // blocks.queries) * blocks.queries
+def _pieces(queries: _Ranges, blocks: AttentionBlocks, group: int, part_size: int) -> Iterator[tuple[_Ranges, tuple[int, int]]]:
+    """Queries, and the range of heads, of about `part_size` queries or of a single range."""
+    size = max(1, part_size // blocks.queries) * blocks.queries
     short = [Range(start, min(start + size, part.end), part.origin) for part in queries.full for start in range(part.begin, part.end, size)]
     chunks: list[_Ranges] = [_Ranges([], queries.masked)]
     for part in short:
         if chunks[-1].tokens and chunks[-1].tokens + part.end - part.begin > size:
             chunks.append(_Ranges([], []))
         chunks[-1] = _Ranges([*chunks[-1].full, part], chunks[-1].masked)
-    heads = max(1, min(group, ATTENTION_PART // max(chunk.tokens for chunk in chunks)))
+    heads = max(1, min(group, part_size // max(chunk.tokens for chunk in chunks)))
     for chunk in chunks:
         yield from ((chunk, (head, min(head + heads, group))) for head in range(0, group, heads))
 

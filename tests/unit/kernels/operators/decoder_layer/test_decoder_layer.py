@@ -205,6 +205,7 @@ def test_the_norm_differentiates_what_is_trained(frozen):
         (lambda: rotary(torch.ones(7, 5, 6), turn(torch.float32), 2), "rotation.cos: is for 4 heads; pass one for 1 or 3"),
         (lambda: rotary(torch.ones(7, 6, 6), turn(torch.float64), 2), "rotation.cos: is torch.float64; pass torch.float32 like qkv"),
         (lambda: rotary(torch.ones(7, 6, 6), turn(torch.float32), 3), "key_heads: is 3; pass 1 to 2, so that queries are left"),
+        (lambda: rotary(torch.ones(7, 6, 5), turn(torch.float32), 2), "qkv: has heads of 5 elements; pass an even number, which are pairs"),
         (
             lambda: normed_rotary(torch.ones(7, 6, 6), HeadNorms(torch.ones(6), torch.ones(5), 1e-5), turn(torch.float32), 2),
             r"norms.key: has shape \(5,\); pass \(6\)",

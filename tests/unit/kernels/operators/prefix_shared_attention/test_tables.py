@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradbus_kernels.operators import PrefixLayout
-from gradbus_kernels.operators.base.block_sizes import ATTENTION_PART, AttentionBlocks
+from gradbus_kernels.operators.base.block_sizes import ATTENTION_PART, ATTENTION_PARTS, AttentionBlocks
 from gradbus_kernels.operators.prefix_shared_attention import tables
 from gradbus_kernels.operators.prefix_shared_attention.tables import key_tables, query_tables
 
@@ -67,6 +67,18 @@ def test_every_part_of_a_block_has_a_place_among_its_sums(layout, blocks, group)
     assert {place: first for first, _, begin, end in rows(found.sums) for place in range(begin, end)} == places
     alone = [row[0] for row in rows(found.blocks) if row[-1] < 0]
     assert len({*alone, *(row[0] for row in rows(found.sums))}) == len(alone) + len(found.sums)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "group"),
+    [([1 << 15], 4), ([1 << 17], 8), ([1 << 13, *[1 << 12] * 16], 4), ([*[1 << 14] * 8], 7), ([1 << 16, *[8] * 64], 8)],
+)
+def test_long_contexts_have_no_more_sums_of_parts_than_short_ones(lengths, group, monkeypatch):
+    monkeypatch.setattr(tables, "ATTENTION_PART", ATTENTION_PART)
+    layout = PrefixLayout.of_lengths(lengths, [None, *[0 if lengths[-1] < lengths[0] else None] * (len(lengths) - 1)])
+    found = key_tables(layout, AttentionBlocks(64, 64, 1, 1), group, None, CPU)
+    assert found.parts <= 2 * ATTENTION_PARTS
+    assert len(found.blocks) <= layout.tokens // 64 + len(lengths) + 2 * ATTENTION_PARTS
 
 
 def test_a_prompt_with_many_branches_is_divided_among_programs(monkeypatch):
