@@ -17,7 +17,14 @@ def said(answer):
 
 
 def children(service):
-    return [child for child in psutil.Process(service[0].pid).children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in psutil.Process(service[0].pid).children() if _status(child) not in {"gone", psutil.STATUS_ZOMBIE}]
+
+
+def _status(child):
+    try:
+        return child.status()
+    except psutil.NoSuchProcess:
+        return "gone"
 
 
 async def until(condition, seconds=60.0):

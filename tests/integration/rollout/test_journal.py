@@ -51,6 +51,8 @@ class World(EnvironmentServiceServicer):
     executed: list = field(default_factory=list)
     opened: list = field(default_factory=list)
     closed: list = field(default_factory=list)
+    over: set = field(default_factory=set)
+    """Sessions whose last turn was answered."""
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
     resume: asyncio.Event = field(default_factory=asyncio.Event)
     fails: bool = False
@@ -74,10 +76,14 @@ class World(EnvironmentServiceServicer):
             if self.stops is not None and len(self.executed) >= self.stops:
                 self.stopped.set()
                 await self.resume.wait()
+                if request.turn < len(answers):  # to another player, meanwhile
+                    return answers[request.turn]
             if self.fails:
                 return StepResponse(status=ENVIRONMENT_STATUS_ERROR, reason="it broke")
             self.executed.append(request.session)
             answers.append(self.answer(request))
+            if request.is_last or answers[-1].done:
+                self.over.add(request.session)
         return answers[request.turn] if request.turn + 1 == len(answers) else StepResponse(status=ENVIRONMENT_STATUS_ERROR)
 
     def answer(self, request):
@@ -116,8 +122,7 @@ async def dies(playing, world):
 async def test_sessions_are_left_to_another_player_and_closed_at_the_end_of_the_run(play, buffer, is_over):
     world = World(stops=5)
     await dies(asyncio.create_task(play(world, buffer=buffer, is_over=is_over)), world)
-    over = {name for name, answers in world.sessions.items() if len(answers) == TURNS}
-    assert set(world.closed) == (set(world.sessions) if is_over else over)
+    assert set(world.closed) == (set(world.sessions) if is_over else world.over)
 
 
 async def test_a_fenced_player_leaves_the_session_that_fails_to_the_one_that_plays_on(play, buffer, run_id):
@@ -138,7 +143,7 @@ async def test_a_fenced_player_leaves_the_session_that_fails_to_the_one_that_pla
 async def test_another_player_reads_what_was_answered_and_goes_on_in_the_session(play, buffer, stops):
     world = World(stops=stops)
     await dies(asyncio.create_task(play(world, buffer=buffer)), world)
-    over = {name.split("/")[0] for name, answers in world.sessions.items() if answers and answers[-1].done}
+    over = {name.split("/")[0] for name in world.over}
     assert len(world.executed) == stops
     groups = await play(world, buffer=buffer)
     whole(groups)
@@ -204,10 +209,14 @@ async def test_nothing_is_recorded_where_nobody_wants_it(play, buffer, run_id, d
 
 
 async def test_two_players_at_once_leave_one_journal(play, buffer, run_id):
-    world = World()
+    world = World(stops=4)
     early = asyncio.create_task(play(world, buffer=buffer))
-    await until(lambda: world.opened)
-    first, second = await asyncio.gather(early, play(world, buffer=buffer))
+    await asyncio.wait_for(world.stopped.wait(), 60)
+    known, late = len(world.opened), asyncio.create_task(play(world, buffer=buffer))
+    await until(lambda: len(world.opened) > known)
+    world.stops = None
+    world.resume.set()
+    first, second = await asyncio.gather(early, late)
     assert [len(group.samples) for group in [*first, *second]].count(3) == len(first) + len(second) >= 2
     whole([*first, *second])
     indexes = [group.index for group in [*first, *second]]
