@@ -143,15 +143,15 @@ def _queries_of(
     return _joined(_Ranges([], [Range(first, diagonal, begin)]), *below)
 
 
-def _merged(branches: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+def _merged(branches: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Neighbours as one: what all of their queries see is the same."""
-    opens = closes = -1
+    found: list[tuple[int, int]] = []
     for begin, end in branches:
-        if begin != closes:
-            yield opens, closes
-            opens = begin
-        closes = end
-    yield opens, closes
+        if found and found[-1][1] == begin:
+            found[-1] = found[-1][0], end
+        else:
+            found.append((begin, end))
+    return found
 
 
 def _cut(part: Range, full_end: int, size: int) -> _Ranges:

@@ -59,6 +59,22 @@ def _store(to, rows, valid, head, heads, values, HEAD: tl.constexpr, DIMS: tl.co
 
 
 @triton.jit
+def _scored_keys(
+    q, positions, keys_at, values_at, first, end, origin, scale, k_n, v_n,
+    HEAD: tl.constexpr, DIMS: tl.constexpr, KEYS: tl.constexpr, MASKED: tl.constexpr,
+    WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """A block of keys from `first` on, its values, and the scores of `q` for it."""
+    tokens = first + tl.arange(0, KEYS)
+    k = _tile(keys_at, tokens, end, k_n, HEAD, DIMS, MASKED, WIDE)
+    v = _tile(values_at, tokens, end, v_n, HEAD, DIMS, MASKED, WIDE)
+    scores = _scores(q, k, scale, SOFTCAP)
+    if MASKED:
+        scores = _seen(scores, positions[:, None] - (tokens - origin)[None], (tokens < end)[None], WINDOW)
+    return k, v, scores
+
+
+@triton.jit
 def _attend(
     acc, total, top, q, positions, keys_at, values_at, part, scale, k_n, v_n,
     HEAD: tl.constexpr, DIMS: tl.constexpr, KEYS: tl.constexpr, MASKED: tl.constexpr,
@@ -67,12 +83,9 @@ def _attend(
     """Continues the running softmax (output, sum, maximum) of `q` over the keys of the range at `part`."""
     end, origin = tl.load(part + 1), tl.load(part + 2)
     for first in range(tl.load(part), end, KEYS):
-        tokens = first + tl.arange(0, KEYS)
-        k = _tile(keys_at, tokens, end, k_n, HEAD, DIMS, MASKED, WIDE)
-        v = _tile(values_at, tokens, end, v_n, HEAD, DIMS, MASKED, WIDE)
-        scores = _scores(q, k, scale, SOFTCAP)
-        if MASKED:
-            scores = _seen(scores, positions[:, None] - (tokens - origin)[None], (tokens < end)[None], WINDOW)
+        _, v, scores = _scored_keys(
+            q, positions, keys_at, values_at, first, end, origin, scale, k_n, v_n, HEAD, DIMS, KEYS, MASKED, WINDOW, SOFTCAP, WIDE
+        )
         higher = tl.maximum(top, tl.max(scores, 1))
         # Without a window the first key of a range is seen by all queries.
         level = tl.where(higher == -float("inf"), 0.0, higher) if WINDOW > 0 else higher
@@ -125,12 +138,9 @@ def _query_gradient(
     """Adds the part of the keys of the range at `part` to the gradient of `q`, before the scale."""
     end, origin = tl.load(part + 1), tl.load(part + 2)
     for first in range(tl.load(part), end, KEYS):
-        tokens = first + tl.arange(0, KEYS)
-        k = _tile(keys_at, tokens, end, k_n, HEAD, DIMS, MASKED, WIDE)
-        v = _tile(values_at, tokens, end, v_n, HEAD, DIMS, MASKED, WIDE)
-        scores = _scores(q, k, scale, SOFTCAP)
-        if MASKED:
-            scores = _seen(scores, positions[:, None] - (tokens - origin)[None], (tokens < end)[None], WINDOW)
+        k, v, scores = _scored_keys(
+            q, positions, keys_at, values_at, first, end, origin, scale, k_n, v_n, HEAD, DIMS, KEYS, MASKED, WINDOW, SOFTCAP, WIDE
+        )
         weights = tl.exp2(scores - level[:, None])
         change = weights * (tl.dot(up, tl.trans(v), input_precision="ieee") - shift[:, None])
         change = _before_softcap(change, scores, SOFTCAP)
