@@ -15,9 +15,15 @@ import pytest
 import uvicorn
 
 from gradbus.rpc import open_channel, token_hash
+from gradbus.sandbox.budget import ProcessBudget
+from gradbus.user_services.addresses import ENVIRONMENT, AddressPolicy
 from gradbus.v1 import environment_service_pb2 as pb
 from gradbus.v1.environment_service_pb2_grpc import EnvironmentServiceStub
 from gradbus.v1.episode_pb2 import ToolCall
+from gradbus_environment.registry import Registry
+from gradbus_environment.worlds.factory import Capacity, WorldSettings
+from gradbus_environment.worlds.python import ChildSettings
+from gradbus_environment.worlds.sandboxes import Sandboxes
 
 TOKEN = "of-the-test"
 GUESSING = '''
@@ -283,3 +289,20 @@ def guessing_server(http_server):
 def guessing(request, guessing_server):
     """The `[environment]` section of the guessing world, both ways."""
     return {"source": GUESSING} if request.param == "python" else {"service": guessing_server}
+
+
+@pytest.fixture
+async def registry():
+    """Makes registries, which are closed at the end."""
+    made = []
+
+    def make(*, max_children=8, session_seconds=900.0, children=2):
+        policy = AddressPolicy((), True, ENVIRONMENT)
+        settings = WorldSettings(policy, python=True, children=ChildSettings(children, allow_unisolated_network=True))
+        capacity = Capacity(ProcessBudget(max_children), ProcessBudget(1), Sandboxes(1))
+        made.append(Registry(settings, capacity, session_seconds))
+        return made[-1]
+
+    yield make
+    for one in made:
+        await one.end()

@@ -4,38 +4,14 @@ import asyncio
 import json
 
 import psutil
-import pytest
 
-from gradbus.sandbox.budget import ProcessBudget
-from gradbus.user_services.addresses import ENVIRONMENT, AddressPolicy
 from gradbus.v1 import environment_service_pb2 as pb
 from gradbus_environment import registry as registry_module
 from gradbus_environment import runs
 from gradbus_environment.contract import Move, Opening
-from gradbus_environment.registry import Registry
-from gradbus_environment.worlds.factory import Capacity, WorldSettings
-from gradbus_environment.worlds.python import ChildSettings
-from gradbus_environment.worlds.sandboxes import Sandboxes
 
 SOURCE = json.dumps({"source": "class Environment:\n    def reset(self, item, seed):\n        self.n = 0\n\n    def step(self, text):\n"
                      "        self.n += 1\n        return {'message': str(self.n)}\n"})  # fmt: skip
-
-
-@pytest.fixture
-async def registry():
-    """Makes registries, which are closed at the end."""
-    made = []
-
-    def make(*, max_children=8, session_seconds=900.0, children=2):
-        policy = AddressPolicy((), True, ENVIRONMENT)
-        settings = WorldSettings(policy, python=True, children=ChildSettings(children, allow_unisolated_network=True))
-        capacity = Capacity(ProcessBudget(max_children), ProcessBudget(1), Sandboxes(1))
-        made.append(Registry(settings, capacity, session_seconds))
-        return made[-1]
-
-    yield make
-    for one in made:
-        await one.end()
 
 
 def opening(n, run_id="run"):

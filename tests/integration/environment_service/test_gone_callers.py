@@ -5,13 +5,7 @@ import json
 
 import pytest
 
-from gradbus.sandbox.budget import ProcessBudget
-from gradbus.user_services.addresses import ENVIRONMENT, AddressPolicy
 from gradbus_environment.contract import Move, Opening
-from gradbus_environment.registry import Registry
-from gradbus_environment.worlds.factory import Capacity, WorldSettings
-from gradbus_environment.worlds.python import ChildSettings
-from gradbus_environment.worlds.sandboxes import Sandboxes
 
 SLOW = json.dumps(
     {
@@ -23,13 +17,9 @@ SECONDS = 30.0
 
 
 @pytest.fixture
-async def run():
-    policy = AddressPolicy((), True, ENVIRONMENT)
-    settings = WorldSettings(policy, python=True, children=ChildSettings(2, allow_unisolated_network=True))
-    registry = Registry(settings, Capacity(ProcessBudget(2), ProcessBudget(1), Sandboxes(1)), 900.0)
-    async with registry.use("run", SLOW) as opened:
+async def run(registry):
+    async with registry().use("run", SLOW) as opened:
         yield opened
-    await registry.end()
 
 
 @pytest.fixture
