@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 
 import grpc.aio
 
-from gradbus.sandbox.budget import ProcessBudget
 from gradbus.user_services.addresses import AddressPolicy
 from gradbus.v1 import reward_pb2, reward_service_pb2_grpc
+from gradbus_reward.graders.base import Capacity
 from gradbus_reward.sandbox.pool import PoolSettings
 from gradbus_reward.scorers.factory import ScorerSettings, create_scorer
 
@@ -106,7 +106,7 @@ SERVICES = {"http": http_service, "grpc": grpc_service}
 
 async def scored(reward, seconds=60.0):
     """The answers of the scorer for a `[reward]` section, with what holds for all of them checked."""
-    scorer = create_scorer(json.dumps(reward), SETTINGS, ProcessBudget(4))
+    scorer = create_scorer(json.dumps(reward), SETTINGS, Capacity())
     try:
         async with asyncio.timeout(120):
             answers = await scorer.score(REQUEST, seconds)

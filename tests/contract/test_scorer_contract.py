@@ -22,8 +22,8 @@ from scorer_lab import (
     scored,
 )
 
-from gradbus.sandbox.budget import ProcessBudget
 from gradbus.v1 import reward_service_pb2_grpc
+from gradbus_reward.graders.base import Capacity
 from gradbus_reward.scorers.factory import create_scorer
 
 
@@ -153,7 +153,7 @@ async def test_a_grader_that_hangs_runs_into_the_deadline():
 
 async def test_a_scorer_that_comes_back_is_used_again():
     async with grpc_service(echo()) as url:
-        scorer = create_scorer(json.dumps({"service": url}), SETTINGS, ProcessBudget(4))
+        scorer = create_scorer(json.dumps({"service": url}), SETTINGS, Capacity())
         assert {answer.status for answer in await scorer.score(REQUEST, 10.0)} == {OK}
         port = int(url.rsplit(":", 1)[1])
     assert {answer.status for answer in await scorer.score(REQUEST, 1.0)} == {ERROR}
@@ -172,7 +172,7 @@ async def test_a_scorer_that_comes_back_is_used_again():
 async def test_a_scorer_that_starts_late_is_waited_for_at_first(kind):
     async with http_service(echo()) as url:
         port = int(url.split(":")[2].split("/")[0])
-    scorer = create_scorer(json.dumps({"service": f"{kind}://127.0.0.1:{port}"}), SETTINGS, ProcessBudget(4))
+    scorer = create_scorer(json.dumps({"service": f"{kind}://127.0.0.1:{port}"}), SETTINGS, Capacity())
     call = asyncio.create_task(scorer.score(REQUEST, 60.0))
     await asyncio.sleep(0.5)
     assert not call.done()

@@ -20,9 +20,9 @@ from scorer_lab import (
     write_json,
 )
 
-from gradbus.sandbox.budget import ProcessBudget
 from gradbus.user_services.addresses import AddressPolicy, Endpoint
 from gradbus.v1 import reward_pb2
+from gradbus_reward.graders.base import Capacity
 from gradbus_reward.scorers.factory import create_scorer
 from gradbus_reward.scorers.results import max_response_bytes
 
@@ -262,7 +262,7 @@ async def test_cookies_of_a_scorer_are_not_sent_back():
         writer.write(b"HTTP/1.1 200 OK\r\nset-cookie: a=b\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
 
     async with raw_http_service(respond) as url:
-        scorer = create_scorer(json.dumps({"service": url}), SETTINGS, ProcessBudget(4))
+        scorer = create_scorer(json.dumps({"service": url}), SETTINGS, Capacity())
         for _ in range(2):
             assert {answer.status for answer in await scorer.score(REQUEST, 30.0)} == {OK}
         await scorer.close()
@@ -278,7 +278,7 @@ async def test_the_rows_of_a_request_are_sent_as_they_are():
 
     samples = [reward_pb2.ScoreSample(sample_id=name, item_json=row) for name, row in zip(IDS, rows, strict=True)]
     async with raw_http_service(respond) as url:
-        scorer = create_scorer(json.dumps({"service": url}), SETTINGS, ProcessBudget(4))
+        scorer = create_scorer(json.dumps({"service": url}), SETTINGS, Capacity())
         assert {answer.status for answer in await scorer.score(reward_pb2.ScoreRequest(samples=samples), 30.0)} == {OK}
         await scorer.close()
     assert [sample["item"] for sample in json.loads(seen[0])["samples"]] == [json.loads(row or "{}") for row in rows]
@@ -286,7 +286,7 @@ async def test_the_rows_of_a_request_are_sent_as_they_are():
 
 
 async def test_a_row_that_is_no_json_is_an_error_that_names_its_sample():
-    scorer = create_scorer('{"service": "http://127.0.0.1:9/"}', SETTINGS, ProcessBudget(4))
+    scorer = create_scorer('{"service": "http://127.0.0.1:9/"}', SETTINGS, Capacity())
     answers = await scorer.score(reward_pb2.ScoreRequest(samples=[reward_pb2.ScoreSample(sample_id="7.1", item_json="{")]), 30.0)
     await scorer.close()
     assert (answers[0].status, "the row of sample 7.1 is not JSON" in answers[0].reason) == (ERROR, True)

@@ -45,7 +45,7 @@ EXTRAS = {
     "conductor": Extra("gradbus_conductor"),
     "rollout": Extra("gradbus_rollout", torch=True),
     "sglang": Extra("gradbus_rollout", others=TORCH_ONLY),
-    "reward": Extra("gradbus_reward"),
+    "reward": Extra("gradbus_reward", others=("gradbus_reward.built_in.maths", "gradbus_reward.built_in.schemas")),
     "reference": Extra("gradbus_reference", torch=True),
     "trainer": Extra("gradbus_trainer", torch=True, others=DEEPSPEED_ONLY),
     "trainer-deepspeed": Extra("gradbus_trainer", torch=True),

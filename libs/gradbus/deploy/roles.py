@@ -98,6 +98,7 @@ ROLES: Final[Mapping[str, Role]] = {
                 "GRADBUS_CALLS_PER_SCORER",
                 "GRADBUS_GRADER_PROCESSES",
                 "GRADBUS_MAX_GRADER_PROCESSES",
+                "GRADBUS_MAX_SANDBOXES",
                 "GRADBUS_REWARD_SERVICE",
                 "GRADBUS_SCORERS",
             ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -16,13 +17,15 @@ from gradbus.graders.formula import Formula
 from gradbus.graders.template import Template
 from gradbus.nearest import nearest_name
 from gradbus.niceness import USERS_NICENESS
-from gradbus.spec import MAX_FAULTS, Grader, MultiGrader, PythonGrader, SimpleGrader
+from gradbus.spec import MAX_FAULTS, Grader, MultiGrader, PythonGrader, RegexGrader, SimpleGrader
 
 _NAMES_SHOWN: Final = 20
 _GIVEN_SHOWN: Final = 80
 _SOURCE_CHECK: Final = str(Path(__file__).with_name("source_check.py"))
 _SOURCES_KEPT: Final = 64
 _PARSE_SECONDS: Final = 30.0
+_TEMPLATES: Final = ("input", "reference", "tests", "json_schema")
+"""Fields of graders that are templates, where they are text."""
 _TOO_MUCH: Final = {1, -signal.SIGXCPU}
 """How the parser ends for want of memory, or of time of the processor."""
 
@@ -43,8 +46,20 @@ def _simple_faults(grader: SimpleGrader, item_columns: Collection[str], path: st
         if grader.source is not None:
             yield from source_faults(grader.source, f"{path}.source", "grade", "def grade(sample, item): ...")
         return
-    yield from _template_faults(grader.input, item_columns, f"{path}.input")
-    yield from _template_faults(grader.reference, item_columns, f"{path}.reference")
+    for field in _TEMPLATES:
+        if isinstance(text := getattr(grader, field, None), str):
+            yield from _template_faults(text, item_columns, f"{path}.{field}")
+    if isinstance(grader, RegexGrader) and (fault := _pattern_fault(grader.pattern)):
+        yield Fault(f"{path}.pattern", f"not a regular expression: {fault}", grader.pattern[:_GIVEN_SHOWN], "Python's `re`")
+
+
+def _pattern_fault(pattern: str) -> str:
+    """Why it does not compile, or nothing."""
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        return str(error)
+    return ""
 
 
 def _template_faults(text: str, item_columns: Collection[str], path: str) -> Iterator[Fault]:

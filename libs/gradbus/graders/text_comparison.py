@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
 from typing import Literal
 
-from gradbus.graders.template import InvalidSampleError, Template
-from gradbus.spec import StringCheckGrader, TextSimilarityGrader
+from gradbus.graders.template import InvalidSampleError
 
 MAX_SIMILARITY_CHARACTERS = 65_536
-
-GradeFunction = Callable[[Mapping[str, object], Mapping[str, object]], float]
-"""From (sample, item) to a reward in [0, 1]. Raises GraderError."""
 
 
 def string_check(operation: Literal["eq", "ne", "like", "ilike"], text: str, reference: str) -> float:
@@ -49,12 +44,3 @@ def text_similarity(text: str, reference: str) -> float:
         rest = ((rest + matches) | (rest - matches)) & all_bits
     common = len(reference) - rest.bit_count()
     return 2.0 * common / (len(text) + len(reference))
-
-
-def compiled_grader(grader: StringCheckGrader | TextSimilarityGrader) -> GradeFunction:
-    """The grader with its templates parsed. Raises GraderError if a template is not well formed."""
-    text, reference = Template(grader.input), Template(grader.reference)
-    if isinstance(grader, StringCheckGrader):
-        operation = grader.operation
-        return lambda sample, item: string_check(operation, text.render(sample, item), reference.render(sample, item))
-    return lambda sample, item: text_similarity(text.render(sample, item), reference.render(sample, item))

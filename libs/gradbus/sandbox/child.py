@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, BinaryIO
 
@@ -18,15 +19,17 @@ _OWN_PACKAGES = "gradbus"
 """How the names of this project's packages begin."""
 
 
-def confined_pipes() -> tuple[BinaryIO, BinaryIO] | None:
+def confined_pipes(readable: Sequence[str] = ()) -> tuple[BinaryIO, BinaryIO] | None:
     """Confines this process, tells the parent how, and returns the pipe from it and the pipe to it; None if the parent has died.
+
+    `readable`: folders that it may read beside the standard library.
 
     The last argument of the process is its niceness, added to the parent's.
     """
     os.nice(int(sys.argv[-1]))
     parent = os.getppid()
     incoming, outgoing = _private_pipes()
-    layers = confine()
+    layers = confine(readable)
     if os.getppid() != parent:  # the parent died before PR_SET_PDEATHSIG was set
         return None
     for name in [name for name in sys.modules if name.startswith(_OWN_PACKAGES)]:

@@ -12,6 +12,7 @@ import ctypes
 import os
 import resource
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradbus.sandbox.landlock import READ, restrict_files
@@ -48,8 +49,11 @@ class Confinement:
         return self.seccomp or self.namespace
 
 
-def confine() -> Confinement:
-    """Confines this process for the rest of its life. Call it while the process has one thread."""
+def confine(readable: Sequence[str] = ()) -> Confinement:
+    """Confines this process for the rest of its life. Call it while the process has one thread.
+
+    `readable`: folders that it may read beside the standard library and the system's libraries.
+    """
     _set_limits()
     if not sys.platform.startswith("linux"):
         return Confinement(seccomp=False, namespace=False, landlock=False)
@@ -58,11 +62,11 @@ def confine() -> Confinement:
     user, group = os.geteuid(), os.getegid()
     own_root = libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWNS) == 0
     namespace = own_root or libc.unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0
-    own_root = own_root and _enter_root(libc, user, group)
+    own_root = own_root and _enter_root(libc, user, group, readable)
     drop_capabilities(libc)
     # After the namespace: the kernel forgets it when a process changes its credentials.
     die_with_parent(libc)
-    landlock = _restrict_files(libc)
+    landlock = _restrict_files(libc, readable)
     return Confinement(seccomp=filter_calls(libc), namespace=namespace, landlock=landlock, root=own_root)
 
 
@@ -84,14 +88,14 @@ def _set_limits() -> None:
         resource.setrlimit(kind, (limit, limit))
 
 
-def _enter_root(libc: ctypes.CDLL, user: int, group: int) -> bool:
+def _enter_root(libc: ctypes.CDLL, user: int, group: int, readable: Sequence[str]) -> bool:
     try:
         map_ids("self", [(user, group)])
     except OSError:
         return False
-    return enter_new_root(libc, (*_READABLE_FOLDERS, *_READABLE_FILES))
+    return enter_new_root(libc, (*_READABLE_FOLDERS, *_READABLE_FILES, *readable))
 
 
-def _restrict_files(libc: ctypes.CDLL) -> bool:
-    """Allows to read the standard library and system libraries, and nothing else."""
-    return restrict_files(libc, {**dict.fromkeys(_READABLE_FOLDERS, READ), **dict.fromkeys(_READABLE_FILES, READ)})
+def _restrict_files(libc: ctypes.CDLL, readable: Sequence[str]) -> bool:
+    """Allows to read the standard library, system libraries and `readable`, and nothing else."""
+    return restrict_files(libc, {**dict.fromkeys((*_READABLE_FOLDERS, *readable), READ), **dict.fromkeys(_READABLE_FILES, READ)})

@@ -19,6 +19,7 @@ from gradbus.spec.kinds import Kind
 from gradbus.spec.model_faults import model_faults
 from gradbus.spec.placement_faults import placement_faults
 from gradbus.spec.replay_faults import replay_faults
+from gradbus.spec.reward.faults import reward_faults
 from gradbus.spec.run import RunSpec, resolved_sections
 from gradbus.spec.sections import DeepSpeedSpec, Section, WeightsSpec
 from gradbus.spec.size_faults import size_faults
@@ -65,7 +66,7 @@ def parse_spec(body: object) -> RunSpec:
         faults.extend(teacher_faults(kind, sections))
         faults.extend(environment_faults(kind, sections, body.get("deterministic")))
     if kind == "rl" and "reward" in sections and reads_reward(sections):
-        faults.extend(_reward_faults(sections["reward"]))
+        faults.extend(reward_faults(sections["reward"]))
     faults.extend(_joint_faults(sections, body.get("deterministic"), body.get("numerics")))
     if body.get("numerics") == "batch_invariant" and kind == "rl":
         faults.extend(_numerics_faults(sections))
@@ -192,27 +193,6 @@ def _trainer_faults(trainer: Any) -> Iterator[Fault]:
         )
     if chosen.optimizer == "cpu_adam" and chosen.offload == "none":
         yield Fault(f"{path}.optimizer", "cpu_adam works only on state in host memory", '"cpu_adam"', "adamw, or an offload")
-
-
-def _reward_faults(reward: Any) -> Iterator[Fault]:
-    given = [name for name in ("grader", "service", "model") if getattr(reward, name) is not None]
-    if len(given) != 1:
-        shown = " and ".join(given) or "none of them"
-        yield Fault("reward", "a reward has exactly one source", shown, "exactly one of `grader`, `service` and `model`")
-    if reward.service is not None and not _is_address(reward.service):
-        yield Fault("reward.service", "not the address of a scorer", _shown(reward.service), "grpc://host:port or http(s)://host:port/path")
-    graders = {"reward.grader": reward.grader}
-    if reward.grader is not None and reward.grader.type == "multi":
-        graders |= {f"reward.grader.graders.{name}": grader for name, grader in reward.grader.graders.items()}
-    for path, grader in graders.items():
-        if grader is not None and grader.type == "python" and grader.source is None:
-            yield Fault(
-                path, "a python grader needs its source", "no `source`", "`source`; or `file`, which the command line replaces by its text"
-            )
-
-
-def _is_address(service: str) -> bool:
-    return service.startswith(("grpc://", "http://", "https://")) and service.isprintable() and " " not in service
 
 
 def _fault(item: Any) -> Fault:

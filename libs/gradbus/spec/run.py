@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from gradbus.spec.algorithm import AlgorithmSpec
 from gradbus.spec.kinds import PAIR_KINDS, Kind, PreferenceSpec, RowColumns, columns_of, with_kind
 from gradbus.spec.presets import with_critic
+from gradbus.spec.reward.section import RewardSpec
 from gradbus.spec.sections import (
     CheckpointSpec,
     DataSpec,
@@ -19,7 +20,6 @@ from gradbus.spec.sections import (
     Flag,
     Integer,
     ModelSpec,
-    RewardSpec,
     RolloutSpec,
     ScheduleSpec,
     TeacherSpec,

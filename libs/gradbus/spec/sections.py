@@ -160,52 +160,8 @@ class RolloutSpec(Section):
         return 1.0 if self.placement != "shared" else 1.0 - _UNALLOCATED - (self.engine_memory or 0.0)
 
 
-class StringCheckGrader(Section):
-    """1.0 if the comparison holds, else 0.0."""
-
-    type: Literal["string_check"]
-    input: Template
-    reference: Template
-    operation: Literal["eq", "ne", "like", "ilike"] = "eq"
-
-
-class TextSimilarityGrader(Section):
-    """Similarity in [0, 1]."""
-
-    type: Literal["text_similarity"]
-    input: Template
-    reference: Template
-    evaluation_metric: Literal["fuzzy_match"] = "fuzzy_match"
-
-
-class PythonGrader(Section):
-    """`source` defines `grade(sample, item)`, which returns a float, or a dict of named floats with `reward`."""
-
-    type: Literal["python"]
-    source: str | None = Field(None, max_length=131_072, description="Python source text.")
-    file: str | None = Field(None, max_length=4096, description="Path of the source; the command line replaces it by the text.")
-
-
-SimpleGrader = Annotated[StringCheckGrader | TextSimilarityGrader | PythonGrader, Field(discriminator="type")]
-
-
-class MultiGrader(Section):
-    """Named graders and the formula that joins them, e.g. `0.5 * digits + 0.5 * exact`."""
-
-    type: Literal["multi"]
-    graders: dict[Annotated[str, Field(max_length=64)], SimpleGrader] = Field(min_length=1, max_length=64)
-    calculate_output: str = Field(min_length=1, max_length=2000)
-
-
-Grader = Annotated[StringCheckGrader | TextSimilarityGrader | PythonGrader | MultiGrader, Field(discriminator="type")]
-
-
 ToolParser = Literal["hermes", "qwen3_coder", "llama3", "gpt_oss", "plain"]
 """How a family of models writes tool calls."""
-
-
-class RewardModelSpec(ModelSpec):
-    """A reward model, with the policy's tokenizer: Hugging Face's sequence classification with one label, read at the last token."""
 
 
 class TeacherSpec(ModelSpec):
@@ -222,20 +178,6 @@ class TeacherSpec(ModelSpec):
         ge=1,
         le=128,
         description="Without rewards: trains on the KL over the teacher's so many most likely tokens, in place of the sampled one.",
-    )
-
-
-class RewardSpec(Section):
-    """Exactly one of `grader` (runs in Gradbus), `service` (your own scorer) and `model` (a reward model).
-
-    A run on given responses has none. One whose samples only a teacher judges has one for its held-out rows, if it has these.
-    """
-
-    grader: Grader | None = None
-    service: str | None = Field(None, max_length=2048, description="grpc://host:port or http(s)://host:port/path of your own scorer.")
-    model: RewardModelSpec | None = Field(None, description="A reward model, which the reference service computes.")
-    timeout_seconds: Number = Field(
-        10.0, ge=0.1, le=3600.0, description="Deadline of one scorer call; a reward model has at least 120 s, for it may have to be loaded."
     )
 
 

@@ -8,7 +8,8 @@ from typing import Any, Final
 
 from gradbus.errors import Fault
 from gradbus.spec.algorithm import AlgorithmSpec
-from gradbus.spec.sections import RewardSpec, Section, TeacherSpec
+from gradbus.spec.reward.section import RewardSpec
+from gradbus.spec.sections import Section, TeacherSpec
 
 _DISTILL: Final = "advantage = distill"
 _SAMPLE_ENTRIES: Final = 1 << 22

@@ -77,7 +77,7 @@ class GatewaySettings(ProcessSettings):
     served_hosts: tuple[str, ...] = Field((), description="Names besides localhost under which browsers may open the web UI.")
     allowed_hosts: tuple[str, ...] = Field((), description="Host patterns that `reward.service` may name, e.g. `*.rewards.svc`.")
     allow_loopback: bool = Field(False, description="Whether `reward.service` may lead to this machine.")
-    python_graders: bool = Field(False, description="Whether users may send Python source as a grader.")
+    python_graders: bool = Field(False, description="Whether users may send graders of type `python` and `code`.")
     reward_service: str = Field("", description="Scorer of every run, whatever its spec says; empty: the spec decides.")
     max_file_bytes: int = Field(32 << 30, ge=1, description="Size limit of an upload.")
     max_dataset_bytes: int = Field(64 << 20, ge=1, description="Size limit of a dataset.")

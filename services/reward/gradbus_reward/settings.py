@@ -15,12 +15,13 @@ from gradbus_reward.scorers.factory import ScorerSettings
 class RewardSettings(ProcessSettings):
     """Settings of the reward service: what the operator allows, and how much runs at once."""
 
-    python_graders: bool = Field(False, description="Run users' Python graders here, in confined processes.")
+    python_graders: bool = Field(False, description="Run graders of type `python` and `code` here, confined.")
     allow_loopback: bool = Field(False, description="Whether scorer URLs may lead to this machine.")
     allowed_hosts: tuple[str, ...] = Field((), description='Hosts that scorer URLs may lead to, as a JSON list: ["scorer", "*.svc"].')
     reward_service: str = Field("", description="The operator's scorer for every run: allowed, and resolved at the start.")
     grader_processes: int = Field(2, ge=1, description="Processes of one run's Python grader.")
     max_grader_processes: int = Field(32, ge=1, description="Processes of all runs' Python graders; at the limit, starts wait.")
+    max_sandboxes: int = Field(4, ge=1, description="Programs of all runs' code graders at once; others wait.")
     allow_unisolated_network: bool = Field(False, description="Run Python graders even where their network cannot be taken away.")
     scorers: int = Field(8, ge=1, description="Scorers kept open; beyond it, those unused for 5 s are closed.")
     calls_per_scorer: int = Field(32, ge=1, description="Concurrent calls of one run's scorer; further calls wait.")
@@ -39,4 +40,5 @@ class RewardSettings(ProcessSettings):
             python_graders=self.python_graders,
             pool=PoolSettings(self.grader_processes, self.allow_unisolated_network),
             max_processes=self.max_grader_processes,
+            max_sandboxes=self.max_sandboxes,
         )

@@ -16,18 +16,15 @@ from gradbus.spec import (
     InnerSpec,
     KlControlSpec,
     LoraSpec,
-    MultiGrader,
     PreferenceSpec,
-    PythonGrader,
     RewardModelSpec,
     RunSpec,
-    StringCheckGrader,
     TeacherSpec,
-    TextSimilarityGrader,
 )
+from gradbus.spec.reward import graders
 
 PAGE = (Path(__file__).parents[3] / "docs" / "run-spec.md").read_text()
-GRADERS = (StringCheckGrader, TextSimilarityGrader, PythonGrader, MultiGrader)
+GRADERS = [kind for kind in vars(graders).values() if isinstance(kind, type) and kind.__name__.endswith("Grader")]
 SECTIONS = {
     name: field.annotation
     for name, field in RunSpec.model_fields.items()

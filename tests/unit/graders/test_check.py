@@ -97,3 +97,21 @@ def test_a_source_is_parsed_once_without_the_environment(monkeypatch, tmp_path):
 )
 def test_grade_may_be_bound_in_any_way(source):
     assert faults({"type": "python", "source": source}) == []
+
+
+@pytest.mark.parametrize(
+    ("grader", "field"),
+    [
+        ({"type": "math", "reference": "{{ item.no }}"}, "reference"),
+        ({"type": "regex", "pattern": "a", "reference": "{{ item.no }}"}, "reference"),
+        ({"type": "regex", "pattern": "(a"}, "pattern"),
+        ({"type": "regex", "pattern": "(" * 2000}, "pattern"),
+        ({"type": "json_schema", "json_schema": "{{ item.no }}"}, "json_schema"),
+        ({"type": "code"}, "tests"),
+        ({"type": "tags", "input": "{{ item.no }}"}, "input"),
+    ],
+)
+def test_columns_and_patterns_of_each_grader_are_checked(grader, field):
+    (fault,) = faults(grader)
+    assert fault.path == f"reward.grader.{field}"
+    assert faults({"type": "json_schema", "json_schema": {"properties": {"{{ no template": {}}}}) == []

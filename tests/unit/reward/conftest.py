@@ -4,6 +4,7 @@ import pytest
 
 from gradbus.sandbox.budget import ProcessBudget
 from gradbus.v1 import reward_pb2
+from gradbus_reward.graders.base import Capacity
 from gradbus_reward.sandbox.pool import PoolSettings
 from gradbus_reward.scorers.factory import ScorerSettings, create_scorer
 
@@ -26,7 +27,7 @@ async def grader_scorer():
 
     def make(grader, budget=None, **settings):
         allowed = {"python_graders": True, "pool": PoolSettings(processes=1)} | settings
-        made.append(create_scorer(json.dumps({"grader": grader}), ScorerSettings(**allowed), budget or ProcessBudget(8)))
+        made.append(create_scorer(json.dumps({"grader": grader}), ScorerSettings(**allowed), Capacity(budget or ProcessBudget(8))))
         return made[-1]
 
     yield make

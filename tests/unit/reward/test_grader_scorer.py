@@ -1,9 +1,9 @@
 import pytest
 
 from gradbus.v1 import reward_pb2
+from gradbus_reward.graders.confined import ATTEMPTS
 from gradbus_reward.sandbox import pool as pool_module
 from gradbus_reward.sandbox.pool import BATCH, GradeCall, PoolSettings
-from gradbus_reward.scorers.grader import ATTEMPTS
 
 OK, INVALID, ERROR = reward_pb2.REWARD_STATUS_OK, reward_pb2.REWARD_STATUS_INVALID, reward_pb2.REWARD_STATUS_ERROR
 

@@ -13,8 +13,8 @@ from typing import Any
 import structlog
 
 from gradbus.sandbox.budget import ProcessBudget
-from gradbus.sandbox.process import ProcessStoppedError, SourceError
-from gradbus_reward.sandbox.process import GraderProcess, Row
+from gradbus.sandbox.process import ChildProgram, ProcessStoppedError, SourceError
+from gradbus_reward.sandbox.process import PYTHON, GraderProcess, Row
 
 _log = structlog.get_logger(__name__)
 
@@ -99,8 +99,9 @@ class GradeCall:
 class GraderPool:
     """Up to `settings.processes` processes with the same sources, started at first use."""
 
-    def __init__(self, sources: Mapping[str, str], settings: PoolSettings, budget: ProcessBudget) -> None:
+    def __init__(self, sources: Mapping[str, str], settings: PoolSettings, budget: ProcessBudget, program: ChildProgram = PYTHON) -> None:
         self._sources = sources
+        self._program = program
         self._settings = settings
         self._budget = budget
         self._closed = False
@@ -225,7 +226,7 @@ class GraderPool:
     async def _start(self) -> GraderProcess:
         await self._budget.acquire(self)
         try:
-            return await GraderProcess.start(self._sources, allow_network=self._settings.allow_unisolated_network)
+            return await GraderProcess.start(self._sources, self._program, allow_network=self._settings.allow_unisolated_network)
         except BaseException as error:
             self._budget.release()
             if isinstance(error, SourceError):

@@ -13,12 +13,13 @@ from gradbus_reward.sandbox.bounds import is_bounded
 
 LOAD_SECONDS = 10.0
 """Of the user's source."""
-_LINE_BYTES = 256 << 10
-_BOOT = boot("gradbus_reward.sandbox.child")
-_FOLDER = str(Path(__file__).resolve().parents[2])
+LINE_BYTES = 256 << 10
+FOLDER = str(Path(__file__).resolve().parents[2])
+PYTHON = ChildProgram("grader", "reward", boot("gradbus_reward.sandbox.child"), FOLDER, LINE_BYTES)
+"""Runs users' source."""
 
-Row = tuple[str, str, str]
-"""Output text, finish reason, item as JSON."""
+Row = tuple[str, ...]
+"""The texts of one sample; for users' source output text, finish reason, and item as JSON."""
 
 
 class GraderProcess(ConfinedProcess):
@@ -29,9 +30,8 @@ class GraderProcess(ConfinedProcess):
     """Rows graded since it began."""
 
     @classmethod
-    async def start(cls, sources: Mapping[str, str], *, allow_network: bool) -> GraderProcess:
+    async def start(cls, sources: Mapping[str, str], program: ChildProgram = PYTHON, *, allow_network: bool) -> GraderProcess:
         """Starts, confines and loads. Raises SourceError for sources that fail, UserCodeError if it cannot be confined."""
-        program = ChildProgram("grader", "reward", _BOOT, _FOLDER, _LINE_BYTES)
         grader = await cls.confined(program, allow_network=allow_network)
         grader._parts = sources.keys()
         try:

@@ -15,6 +15,8 @@ from pydantic import ValidationError
 from gradbus.sandbox.budget import ProcessBudget
 from gradbus.spec import RewardSpec
 from gradbus.telemetry import CardinalityLimit, get_logger
+from gradbus_reward.graders.base import Capacity
+from gradbus_reward.sandbox.programs import Sandboxes
 from gradbus_reward.scorers.base import Scorer
 from gradbus_reward.scorers.factory import ScorerSettings, create_scorer
 from gradbus_reward.scorers.telemetry import CallMetrics, scorer_name
@@ -50,7 +52,7 @@ class ScorerCache:
         self._settings = settings
         self._size = size
         self._concurrency = concurrency
-        self._budget = ProcessBudget(settings.max_processes)
+        self._capacity = Capacity(ProcessBudget(settings.max_processes), Sandboxes(settings.max_sandboxes))
         self._open: OrderedDict[tuple[str, str], OpenScorer] = OrderedDict()
         """By run and `[reward]` section."""
         self._closing: set[asyncio.Task[None]] = set()
@@ -90,7 +92,7 @@ class ScorerCache:
         await self._wait_closed()
 
     def _create(self, reward_json: str) -> OpenScorer:
-        scorer, timeout_seconds = create_scorer(reward_json, self._settings, self._budget), _timeout_seconds(reward_json)
+        scorer, timeout_seconds = create_scorer(reward_json, self._settings, self._capacity), _timeout_seconds(reward_json)
         metrics = CallMetrics(self._metric_names(scorer_name(reward_json)))
         return OpenScorer(scorer, timeout_seconds, asyncio.Semaphore(self._concurrency), metrics)
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pydantic import ValidationError
 
 from gradbus.errors import GraderError
-from gradbus.sandbox.budget import ProcessBudget
 from gradbus.spec import RewardSpec
 from gradbus.user_services.addresses import AddressPolicy
+from gradbus_reward.graders.base import Capacity
 from gradbus_reward.sandbox.pool import PoolSettings
 from gradbus_reward.scorers.base import RefusingScorer, Scorer
 from gradbus_reward.scorers.grader import GraderScorer
@@ -23,18 +23,20 @@ class ScorerSettings:
 
     addresses: AddressPolicy = field(default_factory=AddressPolicy)
     python_graders: bool = False
-    """Whether Python graders run here, each in processes of its own."""
+    """Whether graders of type `python` and `code` run here, confined."""
     pool: PoolSettings = field(default_factory=PoolSettings)
     max_processes: int = 32
     """Grader processes of all runs together."""
+    max_sandboxes: int = 4
+    """Programs of all runs' code graders at once."""
 
 
-def create_scorer(reward_json: str, settings: ScorerSettings, budget: ProcessBudget) -> Scorer:
+def create_scorer(reward_json: str, settings: ScorerSettings, capacity: Capacity) -> Scorer:
     """The scorer that a run's `[reward]` section names. Never raises: an invalid section gives a RefusingScorer."""
     try:
         spec = RewardSpec.model_validate_json(reward_json)
         if spec.grader is not None:
-            return GraderScorer(spec.grader, python_graders=settings.python_graders, pool=settings.pool, budget=budget)
+            return GraderScorer(spec.grader, python_graders=settings.python_graders, pool=settings.pool, capacity=capacity)
     except ValidationError as error:
         return RefusingScorer(f"the run's reward section is not valid: {error.errors(include_url=False)[0]['msg']}; submit the run again")
     except GraderError as error:

@@ -11,6 +11,7 @@ from gradbus.formats.tokens import route_bytes
 from gradbus.formats.transformers_families import TransformersFamily
 from gradbus.graders import check_grader, source_faults
 from gradbus.spec import (
+    CodeGrader,
     DataSpec,
     EnvironmentSpec,
     EvaluationSpec,
@@ -42,9 +43,9 @@ def reward_faults(reward: RewardSpec, data: StoredData | None, settings: Gateway
     if data is not None:
         yield from check_grader(reward.grader, data.columns)
     parts = reward.grader.graders.values() if isinstance(reward.grader, MultiGrader) else [reward.grader]
-    if not settings.python_graders and any(isinstance(part, PythonGrader) for part in parts):
-        allowed = "string_check, text_similarity, a service of your own; or the operator sets GRADBUS_PYTHON_GRADERS"
-        yield Fault("reward.grader", "python graders are off on this server", "python", allowed)
+    if not settings.python_graders and (off := [part.type for part in parts if isinstance(part, PythonGrader | CodeGrader)]):
+        allowed = "other graders, a service of your own; or the operator sets GRADBUS_PYTHON_GRADERS"
+        yield Fault("reward.grader", "graders of type python and code are off on this server", off[0], allowed)
 
 
 def environment_faults(environment: EnvironmentSpec | None) -> Iterator[Fault]:

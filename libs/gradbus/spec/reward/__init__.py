@@ -1,0 +1,1 @@
+"""The section `[reward]`: graders, services of users' own and reward models."""

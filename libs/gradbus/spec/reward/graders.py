@@ -1,0 +1,146 @@
+"""The graders that a spec describes. Names and meaning follow OpenAI's graders, where those have one."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from gradbus.spec.sections import Flag, Integer, Number, Section, Template
+
+RESPONSE: Final = "{{ sample.output_text }}"
+Pattern = Annotated[str, Field(min_length=1, max_length=4096)]
+TagName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
+Script = Literal["latin", "cyrillic", "greek", "arabic", "hebrew", "devanagari", "han", "hiragana", "katakana", "hangul", "thai"]
+
+
+class StringCheckGrader(Section):
+    """1.0 if the comparison holds, else 0.0."""
+
+    type: Literal["string_check"]
+    input: Template
+    reference: Template
+    operation: Literal["eq", "ne", "like", "ilike"] = "eq"
+
+
+class TextSimilarityGrader(Section):
+    """Similarity in [0, 1]."""
+
+    type: Literal["text_similarity"]
+    input: Template
+    reference: Template
+    evaluation_metric: Literal["fuzzy_match"] = "fuzzy_match"
+
+
+class MathGrader(Section):
+    """1.0 if the last answer of the text and the reference are the same mathematically, else 0.0; by the library math-verify."""
+
+    type: Literal["math"]
+    input: Template = RESPONSE
+    reference: Template = Field(description="LaTeX, a number, or a solution that ends in `#### answer`.")
+
+
+class RegexGrader(Section):
+    """1.0 if the pattern matches, and its last match's first group is the reference, if there is one; else 0.0."""
+
+    type: Literal["regex"]
+    input: Template = RESPONSE
+    pattern: Pattern = Field(description="A regular expression of Python's `re`.")
+    match: Literal["search", "full"] = Field("search", description="`full`: the whole text must match.")
+    reference: Template | None = Field(None, description="What the first group of the last match must be, without spaces around both.")
+
+
+class JsonSchemaGrader(Section):
+    """1.0 if the text is JSON that keeps to the schema, else 0.0; by the library jsonschema."""
+
+    type: Literal["json_schema"]
+    input: Template = RESPONSE
+    json_schema: dict[str, Any] | Template = Field(description="A JSON Schema, or a template of one, such as `{{ item.schema }}`.")
+    fenced: Flag = Field(False, description="The JSON is the last fenced block of the text, if it has one.")
+
+
+class CodeGrader(Section):
+    """The share of hidden tests that the program in the text passes. Each test runs in a sandbox."""
+
+    type: Literal["code"]
+    input: Template = Field(RESPONSE, description="Its last fenced block is the program; without one, the whole text is.")
+    tests: Template = Field("{{ item.tests }}", description="JSON: pairs of input and expected output, or with `assert` statements.")
+    style: Literal["stdin", "call", "assert"] = Field(
+        "stdin",
+        description="`stdin`: a test is [text of the standard input, expected output]; `call`: [list of arguments, expected value] of "
+        "`function`; `assert`: Python source that raises.",
+    )
+    function: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,99}$")] | None = Field(
+        None, description="`call`: the name of the function."
+    )
+    seconds: Number = Field(2.0, ge=0.1, le=60.0, description="Of one test.")
+    memory_mib: Integer = Field(256, ge=64, le=4096)
+    needs_all: Flag = Field(False, description="1.0 if all tests pass, else 0.0, in place of the share.")
+
+
+class LengthGrader(Section):
+    """1.0 up to a length, then less by a straight line down to 0.0 (as the soft punishment of DAPO, arXiv:2503.14476, equation 13)."""
+
+    type: Literal["length"]
+    input: Template = RESPONSE
+    unit: Literal["characters", "words", "lines"] = "characters"
+    full: Integer = Field(ge=0, le=1 << 24, description="The length up to which it is 1.0.")
+    zero: Integer = Field(ge=1, le=1 << 24, description="The length from which it is 0.0.")
+    least: Integer = Field(0, ge=0, le=1 << 24, description="Shorter texts have 0.0.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.least <= self.full < self.zero:
+            raise PydanticCustomError("lengths", "are not in order", {"expected": "least ≤ full < zero"})
+        return self
+
+
+class TagsGrader(Section):
+    """The share of the tags that occur exactly once, opened and closed, in this order and not inside each other."""
+
+    type: Literal["tags"]
+    input: Template = RESPONSE
+    tags: tuple[TagName, ...] = Field(("think", "answer"), min_length=1, max_length=32)
+
+
+class ScriptGrader(Section):
+    """The share of the letters that belong to a script: a cheap sign of the language of an answer."""
+
+    type: Literal["script"]
+    input: Template = RESPONSE
+    script: Script = "latin"
+
+
+class PythonGrader(Section):
+    """`source` defines `grade(sample, item)`, which returns a float, or a dict of named floats with `reward`."""
+
+    type: Literal["python"]
+    source: str | None = Field(None, max_length=131_072, description="Python source text.")
+    file: str | None = Field(None, max_length=4096, description="Path of the source; the command line replaces it by the text.")
+
+
+SimpleGrader = Annotated[
+    StringCheckGrader
+    | TextSimilarityGrader
+    | MathGrader
+    | RegexGrader
+    | JsonSchemaGrader
+    | CodeGrader
+    | LengthGrader
+    | TagsGrader
+    | ScriptGrader
+    | PythonGrader,
+    Field(discriminator="type"),
+]
+
+
+class MultiGrader(Section):
+    """Named graders and the formula that joins them, e.g. `0.5 * digits + 0.5 * exact`."""
+
+    type: Literal["multi"]
+    graders: dict[Annotated[str, Field(max_length=64)], SimpleGrader] = Field(min_length=1, max_length=64)
+    calculate_output: str = Field(min_length=1, max_length=2000)
+
+
+Grader = Annotated[SimpleGrader | MultiGrader, Field(discriminator="type")]

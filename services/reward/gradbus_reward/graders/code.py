@@ -1,0 +1,85 @@
+"""Programs that the policy writes, against hidden tests in sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from gradbus.errors import GraderError
+from gradbus.graders import InvalidSampleError, ScoreResult, Template
+from gradbus.sandbox.commands.run import Level, NoSandboxError, SandboxError, run_command
+from gradbus.spec import CodeGrader
+from gradbus_reward.built_in.texts import last_fenced
+from gradbus_reward.graders.base import NOT_REACHED, Parts, Sample
+from gradbus_reward.graders.code_tests import TestsError, Trial, trial
+from gradbus_reward.sandbox.programs import Sandboxes
+
+_WAITING: Final = 64
+"""Trials of one run that are prepared at once: each holds its tests."""
+
+
+class CodeParts:
+    """Tries the programs of a call side by side, equal ones of a sample's group once."""
+
+    def __init__(self, parts: Mapping[str, CodeGrader], sandboxes: Sandboxes) -> None:
+        """Raises GraderError for a template that is not well formed."""
+        self._parts = {name: (part, Template(part.input), Template(part.tests)) for name, part in parts.items()}
+        self._sandboxes = sandboxes
+        self._waiting = asyncio.Semaphore(_WAITING)
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Its parts."""
+        return tuple(self._parts)
+
+    async def grade(self, samples: Sequence[Sample], seconds: float) -> Sequence[Parts]:
+        """The results of every sample; those that were not tried in time are an error. Raises NoSandboxError."""
+        level = await self._sandboxes.level()
+        graded: list[Parts] = [dict.fromkeys(self._parts, NOT_REACHED) for _ in samples]
+        equal: dict[tuple[str, str, str], list[int]] = {}
+        for n, sample in enumerate(samples):
+            for name in self._parts:
+                equal.setdefault((name, sample.response, sample.item_json), []).append(n)
+
+        async def fill(name: str, places: Sequence[int]) -> None:
+            result = await self._result(name, samples[places[0]], level)
+            for n in places:
+                graded[n][name] = result
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, seconds)), asyncio.TaskGroup() as group:
+                for (name, _, _), places in equal.items():
+                    group.create_task(fill(name, places))
+        return graded
+
+    async def close(self) -> None:
+        """Nothing to close: a sandbox ends with its program."""
+
+    async def _result(self, name: str, sample: Sample, level: Level) -> ScoreResult:
+        part = self._parts[name][0]
+        async with self._waiting:
+            try:
+                tried = self._trial(name, sample)
+            except (TestsError, InvalidSampleError) as error:
+                return ScoreResult.invalid(str(error))
+            except (GraderError, ValueError) as error:
+                return ScoreResult.error(str(error), permanent=True)
+            async with self._sandboxes.places:
+                try:
+                    outcome = await run_command(tried.command, level)
+                except NoSandboxError as error:
+                    return ScoreResult.error(str(error), permanent=True)
+                except SandboxError as error:
+                    return ScoreResult.error(str(error))
+        share = tried.passed(outcome) / tried.tests
+        return ScoreResult(float(share == 1.0) if part.needs_all else share)
+
+    def _trial(self, name: str, sample: Sample) -> Trial:
+        part, given, tests = self._parts[name]
+        fields = {"output_text": sample.response, "finish_reason": sample.finish_reason}
+        item = json.loads(sample.item_json or "{}")
+        text = given.render(fields, item)
+        return trial(last_fenced(text) or text, tests.render(fields, item), part)

@@ -1,0 +1,68 @@
+"""What is refused of a `[reward]` section at submission."""
+
+import pytest
+
+from gradbus.errors import SpecError
+from gradbus.spec import parse_spec
+
+BODY = {"name": "r", "model": {"path": "m"}, "data": {"train": "t"}, "schedule": {"steps": 1}}
+CODE = {"type": "code"}
+LENGTH = {"type": "length", "full": 4, "zero": 8}
+
+
+def faults(reward):
+    try:
+        parse_spec(BODY | {"reward": reward})
+    except SpecError as error:
+        return {fault.path: fault for fault in error.faults}
+    return {}
+
+
+GOOD = [
+    {"type": "math", "reference": "{{ item.answer }}"},
+    {"type": "regex", "pattern": "a"},
+    {"type": "json_schema", "json_schema": {"type": "object"}},
+    {"type": "json_schema", "json_schema": "{{ item.schema }}"},
+    CODE,
+    CODE | {"style": "call", "function": "f"},
+    LENGTH,
+    {"type": "tags"},
+    {"type": "script"},
+]
+
+
+@pytest.mark.parametrize("grader", GOOD)
+def test_a_grader_needs_few_fields_alone_and_as_a_part(grader):
+    assert faults({"grader": grader}) == {}
+    assert faults({"grader": {"type": "multi", "graders": {"a": grader}, "calculate_output": "a"}}) == {}
+
+
+@pytest.mark.parametrize(
+    ("grader", "field"),
+    [
+        ({"type": "math"}, "reference"),
+        ({"type": "regex", "pattern": ""}, "pattern"),
+        ({"type": "regex", "pattern": "a", "match": "some"}, "match"),
+        (CODE | {"style": "call"}, "function"),
+        (CODE | {"function": "f"}, "function"),
+        (CODE | {"style": "call", "function": "f()"}, "function"),
+        (CODE | {"memory_mib": 1}, "memory_mib"),
+        ({"type": "tags", "tags": ["answer", "<think>"]}, "tags.1"),
+        ({"type": "script", "script": "english"}, "script"),
+    ],
+)
+def test_a_faulty_field_is_named_also_in_a_part(grader, field):
+    assert set(faults({"grader": grader})) == {f"reward.grader.{field}"}
+    joined = {"type": "multi", "graders": {"one": grader}, "calculate_output": "one"}
+    assert set(faults({"grader": joined})) == {f"reward.grader.graders.one.{field}"}
+
+
+@pytest.mark.parametrize("lengths", [{"full": 8}, {"least": 5}, {"zero": 4}])
+def test_lengths_out_of_order_say_their_order(lengths):
+    fault = faults({"grader": LENGTH | lengths})["reward.grader"]
+    assert "least ≤ full < zero" in str(fault)
+
+
+def test_a_program_that_hangs_must_fit_the_deadline():
+    assert set(faults({"grader": CODE | {"seconds": 3.0}})) == {"reward.timeout_seconds"}
+    assert faults({"grader": CODE | {"seconds": 3.0}, "timeout_seconds": 13}) == {}
