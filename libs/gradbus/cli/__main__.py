@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gradbus.cli import delete, environments, events, inspect, keys, lineage, runs, stack, status
+from gradbus.cli import delete, environments, events, inspect, keys, lineage, plan, runs, stack, status
 from gradbus.cli.output import discard_output, print_error, wants_json
 from gradbus.errors import GradbusError
 
@@ -19,7 +19,7 @@ app = typer.Typer(
 )
 _VERBS = {
     "This machine": (stack.up, stack.down, status.status),
-    "Runs": (runs.run, runs.pause, runs.resume, runs.cancel, delete.delete, runs.export),
+    "Runs": (plan.plan, runs.run, runs.pause, runs.resume, runs.cancel, delete.delete, runs.export),
     "Inspect": (inspect.runs, inspect.show, inspect.samples, inspect.episode, events.events, lineage.lineage),
 }
 for _panel, _functions in _VERBS.items():

@@ -32,11 +32,16 @@ def upload_local_files(spec: Mapping[str, Any], base_dir: Path, upload: Upload) 
     faults.extend(replace(fault, path="teacher") for fault in found)
     reward = body.get("reward")
     if isinstance(reward, dict):
-        faults.extend(_inline_graders(reward.get("grader"), base_dir, "reward.grader"))
         found = _upload_model(reward.get("model"), base_dir, upload, check_reward_folder)
         faults.extend(replace(fault, path=f"reward.{fault.path}") for fault in found)
-    faults.extend(_inline_source(body.get("environment"), base_dir, "environment"))
-    return body, faults
+    return body, [*faults, *inline_sources(body, base_dir)]
+
+
+def inline_sources(body: Json, base_dir: Path) -> list[Fault]:
+    """Replaces each `file` of graders and environment by its text. Returns the faults of files that cannot be read."""
+    reward = body.get("reward")
+    graders = _inline_graders(reward.get("grader"), base_dir, "reward.grader") if isinstance(reward, dict) else ()
+    return [*graders, *_inline_source(body.get("environment"), base_dir, "environment")]
 
 
 def merged_faults(local: Sequence[Fault], remote: Sequence[Fault]) -> list[Fault]:
