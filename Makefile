@@ -32,7 +32,7 @@ IN_TWO = python -m pytest -m "not slow and not engines" -n 2 --dist loadfile --n
 PROTOC = python -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) proto/gradbus/v1/*.proto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-tools demo-faults demo-compose test test-faults test-compose test-engines check types promises proto proto-image proto-drift fmt bench load profile gpu-check
+.PHONY: help demo demo-tools demo-faults demo-compose test test-faults test-recipes test-compose test-engines check types promises proto proto-image proto-drift fmt bench load profile gpu-check
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,6 +52,9 @@ test: $(VENV)/.installed-dev  ## every test but the long ones
 
 test-faults: $(VENV)/.installed-dev  ## the long ones: kills at random and at named points, over many seeds
 	python -m pytest -m "(faults or slow) and not engines" $(PYTEST)
+
+test-recipes: $(VENV)/.installed-dev  ## each recipe's run with a tiny model, to its end
+	python -m pytest -m slow $(PYTEST) tests/e2e/test_recipes.py
 
 test-compose: $(VENV)/.installed-dev  ## the stack in containers: build, runs by curl, crashes, reward swap; needs a Docker engine
 	python -m pytest -m compose $(PYTEST) tests/compose

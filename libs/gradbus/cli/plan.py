@@ -79,8 +79,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     bill, workload, card = plan.bill, plan.bill.workload, plan.card
     size, trained = bill.size, "" if bill.trained == bill.size.parameters else f", {_count(bill.trained)} of them trained"
     yield f"model    {bill.config.family.architecture}, {_count(size.parameters)} parameters{trained}"
-    schedule, rollout = bill.spec.schedule, bill.spec.rollout
-    shape = f"{schedule.groups_per_step} x {rollout.group_size} samples a step, {workload.prompt} + {workload.response} tokens each"
+    shape = f"{bill.spec.schedule.groups_per_step} x {bill.group_size} samples a step, {workload.prompt} + {workload.response} tokens each"
     yield f"work     {shape} (means), micro-batches of {bill.packed:,} packed tokens"
     yield f"card     {card.name}: {_gib(card.memory)}, {card.flops / 1e12:.0f} TFLOP/s, {card.bandwidth / 1e12:.2f} TB/s"
     for tenant in (bill.trainer, bill.engine, bill.reference):

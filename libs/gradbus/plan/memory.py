@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from gradbus.algorithms import needs_reference_logprobs
 from gradbus.formats.model_config import ModelConfig
 from gradbus.plan.cards import ON_GPU, ProcessMemory
 from gradbus.plan.model_size import ModelSize, adapter_parameters
@@ -74,9 +75,11 @@ class Bill:
 
     @property
     def reference(self) -> Tenant | None:
-        """The reference service, for a KL to the base model; None: nobody asks it. Teachers and reward models are beside it."""
-        needed = self.spec.algorithm.kl > 0 and self.spec.trainer.lora is None and not self.spec.trains_given
-        if not needed:
+        """The reference service, for log-probabilities of the base model; None: nobody asks for them.
+
+        Teachers and reward models are beside it.
+        """
+        if not needs_reference_logprobs(self.spec):
             return None
         width, budget = _WIDTH[self.spec.trainer.dtype], self.spec.trainer.micro_batch_tokens
         parts = Part("weights", width * self.size.parameters), Part("one layer's activations", width * budget * self.size.kept_by_one)
@@ -111,16 +114,28 @@ class Bill:
             yield gradients
 
     @property
+    def group_size(self) -> int:
+        """Responses of a group: of a run on given responses those of a row."""
+        if not self.spec.trains_given:
+            return self.spec.rollout.group_size
+        return 1 if self.spec.kind == "sft" else 2
+
+    @property
+    def head(self) -> int:
+        """Elements of the head that hidden states are multiplied by; a reward model's are too few to count."""
+        return 0 if self.spec.kind == "reward_model" else self.size.embedding
+
+    @property
     def step_tokens(self) -> int:
         """Packed tokens of a step, of each rank: prompts once a group."""
-        rollout = self.spec.rollout
-        group = self.workload.prompt + rollout.group_size * self.workload.response
+        group = self.workload.prompt + self.group_size * self.workload.response
         return self.spec.schedule.groups_per_step * group // self.ranks
 
     @property
     def packed(self) -> int:
         """Tokens of a micro-batch."""
-        longest = self.workload.prompt + self.spec.max_drawn_tokens
+        drawn = self.workload.response if self.spec.trains_given else self.spec.max_drawn_tokens
+        longest = self.workload.prompt + drawn
         return max(longest, min(self.spec.trainer.micro_batch_tokens, self.step_tokens))
 
     def _activations(self, width: int) -> Iterator[Part]:
@@ -133,11 +148,15 @@ class Bill:
         yield Part("matrices side by side", width * size.joined if self.spec.trainer.lora is None else 0)
 
     def _head(self, width: int) -> Iterator[Part]:
-        """The rows that the head takes, their gradients, and the head's own, added up in float32; logits exist some at a time."""
-        rows = self.packed * self.workload.response * self.spec.rollout.group_size
-        rows //= self.workload.prompt + self.workload.response * self.spec.rollout.group_size
-        whole = rows * (self.config.vocab_size * (_FLOAT + (width if width < _FLOAT else 0)))
-        gradient = (_FLOAT + (width if width < _FLOAT else 0)) * self.size.embedding if self.spec.trainer.lora is None else 0
+        """The rows that the head takes, their gradients, and the head's own, added up in float32; logits exist some at a time.
+
+        When they are gone, the gradients of the last layer come.
+        """
+        drawn = self.workload.response * self.group_size
+        rows = self.packed * drawn // (self.workload.prompt + drawn)
+        wide = _FLOAT + (width if width < _FLOAT else 0)
+        whole = max(rows * wide * self.head // self.size.hidden, width * self.packed * self.size.kept_by_one)
+        gradient = wide * self.head if self.spec.trainer.lora is None else 0
         yield Part("logits and the head's gradient", min(self.process.logits, whole) + gradient + 2 * width * rows * self.size.hidden)
 
     def _engine(self) -> Iterator[Part]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -58,16 +59,16 @@ def step_times(bill: Bill, card: Card, rollouts: int, placement: str) -> StepTim
 
 def speed_of_ranks(ranks: int) -> float:
     """How many times as fast so many ranks are taken to be as one."""
-    return ranks * _RANKS ** (ranks.bit_length() - 1)
+    return ranks * _RANKS ** math.log2(ranks)
 
 
 def training_operations(bill: Bill) -> float:
     """FLOP of a step: six for each weight and token, the head's for responses alone, and 12 for each pair of tokens that attend."""
-    size, workload, rollout = bill.size, bill.workload, bill.spec.rollout
-    groups, members, prompt, response = bill.spec.schedule.groups_per_step, rollout.group_size, workload.prompt, workload.response
+    size, members = bill.size, bill.group_size
+    groups, prompt, response = bill.spec.schedule.groups_per_step, bill.workload.prompt, bill.workload.response
     packed, drawn = groups * (prompt + members * response), groups * members * response
     pairs = groups * (prompt**2 / 2 + members * (prompt * response + response**2 / 2))
-    return 6.0 * size.active * packed + 6.0 * size.embedding * drawn + 12.0 * size.attention * pairs
+    return 6.0 * size.active * packed + 6.0 * bill.head * drawn + 12.0 * size.attention * pairs
 
 
 def _train(bill: Bill, card: Card) -> float:

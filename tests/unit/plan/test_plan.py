@@ -186,6 +186,20 @@ def test_a_run_on_given_responses_has_no_engine(tmp_path):
     assert found.divisions[0].times.generate == 0.0
 
 
+@pytest.mark.parametrize(("kind", "responses"), [("sft", 1), ("dpo", 2), ("kto", 2), ("reward_model", 2)])
+def test_a_row_of_given_responses_is_a_group(tmp_path, kind, responses):
+    spec = run_spec(kind=kind, reward={}, schedule={"steps": 10, "groups_per_step": 4})
+    bill = Bill(spec, model_config(tmp_path), Workload.of(spec, 100, 900))
+    assert bill.step_tokens == 4 * (100 + responses * 900)
+    assert (bill.reference is not None) == (kind in {"dpo", "kto"})
+
+
+def test_a_reward_model_has_no_head_to_speak_of(tmp_path):
+    bills = [Bill(run_spec(kind=kind, reward={}), model_config(tmp_path), Workload(256, 256)) for kind in ("dpo", "reward_model")]
+    assert training_operations(bills[1]) < training_operations(bills[0])
+    assert bills[1].trainer.bytes < bills[0].trainer.bytes
+
+
 def test_what_does_not_fit_says_which_setting_helps(tmp_path):
     found = make_plan(run_spec(), model_config(tmp_path, **LARGER), Workload(256, 64), card_of("l4"))
     assert not any(division.fits for division in found.divisions)
@@ -199,10 +213,11 @@ def test_lengths_default_to_short_prompts_and_half_of_the_longest_response():
     assert Workload.of(run_spec(rollout={"max_new_tokens": 1000})) == Workload(256, 500)
     assert Workload.of(run_spec(rollout={"max_new_tokens": 1000, "max_prompt_tokens": 64})) == Workload(64, 500)
     assert Workload.of(run_spec(rollout={"max_new_tokens": 1000}), 10, 5000) == Workload(10, 1000)
+    assert Workload.of(run_spec(kind="sft", reward={})) == Workload(256, 256)
 
 
 def test_more_ranks_are_faster_but_not_as_many_times():
-    assert [round(speed_of_ranks(ranks), 2) for ranks in (1, 2, 4, 8)] == [1.0, 1.8, 3.24, 5.83]
+    assert [round(speed_of_ranks(ranks), 2) for ranks in (1, 2, 3, 4, 8)] == [1.0, 1.8, 2.54, 3.24, 5.83]
 
 
 def test_an_unknown_card_is_named_with_the_known_ones():
