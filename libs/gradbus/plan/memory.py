@@ -155,9 +155,10 @@ class Bill:
         drawn = self.workload.response * self.group_size
         rows = self.packed * drawn // (self.workload.prompt + drawn)
         wide = _FLOAT + (width if width < _FLOAT else 0)
-        whole = max(rows * wide * self.head // self.size.hidden, width * self.packed * self.size.kept_by_one)
+        logits = min(self.process.logits, rows * wide * self.head // self.size.hidden)
+        largest = max(logits, width * self.packed * self.size.kept_by_one)
         gradient = wide * self.head if self.spec.trainer.lora is None else 0
-        yield Part("logits and the head's gradient", min(self.process.logits, whole) + gradient + 2 * width * rows * self.size.hidden)
+        yield Part("logits and the head's gradient", largest + gradient + 2 * width * rows * self.size.hidden)
 
     def _engine(self) -> Iterator[Part]:
         rollout, size = self.spec.rollout, self.size
