@@ -101,6 +101,7 @@ ROLES: Final[Mapping[str, Role]] = {
                 "GRADBUS_MAX_SANDBOXES",
                 "GRADBUS_REWARD_SERVICE",
                 "GRADBUS_SCORERS",
+                "GRADBUS_SERVICE_KEYS",
             ),
         ),
         Role(

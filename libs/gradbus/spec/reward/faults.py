@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 from gradbus.errors import Fault
 from gradbus.spec.reward.graders import CodeGrader, MultiGrader, PythonGrader, SimpleGrader
+from gradbus.spec.reward.protocols import HTTP, OWN, PROTOCOLS, ServiceProtocol, split_service
 from gradbus.spec.reward.section import RewardSpec
 
 
@@ -16,9 +18,7 @@ def reward_faults(reward: RewardSpec) -> Iterator[Fault]:
     if len(given) != 1:
         shown = " and ".join(given) or "none of them"
         yield Fault("reward", "a reward has exactly one source", shown, "exactly one of `grader`, `service` and `model`")
-    if reward.service is not None and not _is_address(reward.service):
-        message = "not the address of a scorer"
-        yield Fault("reward.service", message, json.dumps(reward.service)[:80], "grpc://host:port or http(s)://host:port/path")
+    yield from _service_faults(reward)
     if reward.grader is None:
         return
     path = "reward.grader"
@@ -44,5 +44,30 @@ def _grader_faults(grader: SimpleGrader, path: str, timeout_seconds: float) -> I
         yield Fault("reward.timeout_seconds", message, f"{timeout_seconds:g}", f"at least {least:g}, or fewer seconds a test")
 
 
-def _is_address(service: str) -> bool:
-    return service.startswith(("grpc://", "http://", "https://")) and service.isprintable() and " " not in service
+def _service_faults(reward: RewardSpec) -> Iterator[Fault]:
+    """Faults of the address, and of fields that its protocol does not read or lacks."""
+    protocol, url = split_service(reward.service or "")
+    known = PROTOCOLS.get(protocol, ServiceProtocol())
+    if reward.service is not None and not _is_address(url, OWN if not protocol else HTTP):
+        message = "not the address of a scorer"
+        allowed = f"grpc://host:port or http(s)://host:port/path; {', '.join(f'{name}+' for name in PROTOCOLS)} may stand before http(s)"
+        yield Fault("reward.service", message, json.dumps(reward.service)[:80], allowed)
+    elif known.paths and not urlsplit(url).path.endswith(known.paths):
+        yield Fault(
+            "reward.service", f"{protocol} has no such path for rewards", url[:80], f"a path that ends in {' or '.join(known.paths)}"
+        )
+    for field in ("label", "reward_key", "served_model", "label_token_ids"):
+        given = getattr(reward, field)
+        if field not in known.reads and given != RewardSpec.model_fields[field].default:
+            readers = ", ".join(f"{name}+" for name, one in PROTOCOLS.items() if field in one.reads)
+            yield Fault(f"reward.{field}", "this reward does not read it", json.dumps(given), f"none, or a service with {readers}")
+    if protocol == "vllm" and reward.served_model is None:
+        yield Fault("reward.served_model", "vLLM answers only for the model that is named", "none", "the name that the server serves")
+    is_score = protocol == "sglang" and urlsplit(url).path.endswith("/score")
+    if is_score != bool(reward.label_token_ids) and protocol == "sglang":
+        message = "SGLang's /score, and no other path, compares the probabilities of tokens"
+        yield Fault("reward.label_token_ids", message, json.dumps(reward.label_token_ids), "token ids with /score, none with /classify")
+
+
+def _is_address(url: str, schemes: tuple[str, ...]) -> bool:
+    return url.startswith(schemes) and url.isprintable() and " " not in url

@@ -21,6 +21,7 @@ from gradbus.spec import (
     RewardSpec,
     RolloutSpec,
     TrainerSpec,
+    split_service,
 )
 from gradbus_gateway.intake.data import StoredData
 from gradbus_gateway.intake.model.intake import StoredModel
@@ -30,6 +31,7 @@ from gradbus_gateway.settings import GatewaySettings
 _MAX_GROUP_BYTES: Final = 16 << 20
 """Rows of one group's samples in a call; beside them it has the prompts, which are part of the rows, and the responses."""
 
+_COLUMNS_SHOWN: Final = 20
 _MAX_ROUTES_BYTES: Final = 64 << 20
 """Routes of one group, an eighth of the largest value that the buffer takes."""
 
@@ -37,7 +39,9 @@ _MAX_ROUTES_BYTES: Final = 64 << 20
 def reward_faults(reward: RewardSpec, data: StoredData | None, settings: GatewaySettings) -> Iterator[Fault]:
     """Faults of the scorer's address, of the grader for the columns of `data`, and of Python that the server does not run."""
     if reward.service not in {None, settings.reward_service}:
-        yield from address_faults(reward.service, settings)
+        yield from address_faults(split_service(reward.service)[1], settings)
+    if data is not None and reward.reads_label and reward.label not in data.columns:
+        yield Fault("reward.label", "not a column that every row has", reward.label, ", ".join(sorted(data.columns)[:_COLUMNS_SHOWN]))
     if reward.grader is None:
         return
     if data is not None:
