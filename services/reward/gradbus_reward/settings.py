@@ -22,6 +22,7 @@ class RewardSettings(ProcessSettings):
     reward_service: str = Field("", description="The operator's scorer for every run: allowed, and resolved at the start.")
     grader_processes: int = Field(2, ge=1, description="Processes of one run's Python grader.")
     max_grader_processes: int = Field(32, ge=1, description="Processes of all runs' Python graders; at the limit, starts wait.")
+    reward_modules: tuple[str, ...] = Field((), description='Installed modules whose functions may be graders, as JSON: ["trl.rewards"].')
     service_keys: dict[str, SecretStr] = Field({}, description='Keys of servers by host, as JSON: {"judge.example.org": "sk-..."}.')
     max_sandboxes: int = Field(4, ge=1, description="Programs of all runs' code graders at once; others wait.")
     allow_unisolated_network: bool = Field(False, description="Run Python graders even where their network cannot be taken away.")
@@ -40,6 +41,7 @@ class RewardSettings(ProcessSettings):
         return ScorerSettings(
             addresses=self.addresses,
             python_graders=self.python_graders,
+            modules=self.reward_modules,
             pool=PoolSettings(self.grader_processes, self.allow_unisolated_network),
             max_processes=self.max_grader_processes,
             max_sandboxes=self.max_sandboxes,

@@ -28,6 +28,8 @@ GOOD = [
     LENGTH,
     {"type": "tags"},
     {"type": "script"},
+    {"type": "python", "interface": "verl", "source": "def compute_score(): ...", "label": "gold"},
+    {"type": "python", "interface": "trl", "module": "trl.rewards:accuracy_reward"},
 ]
 
 
@@ -49,6 +51,11 @@ def test_a_grader_needs_few_fields_alone_and_as_a_part(grader):
         (CODE | {"memory_mib": 1}, "memory_mib"),
         ({"type": "tags", "tags": ["answer", "<think>"]}, "tags.1"),
         ({"type": "script", "script": "english"}, "script"),
+        ({"type": "python", "source": "s", "module": "a:b"}, "module"),
+        ({"type": "python", "module": "a.b"}, "module"),
+        ({"type": "python", "module": "a:b", "function": "c"}, "function"),
+        ({"type": "python", "source": "s", "label": "gold"}, "label"),
+        ({"type": "python", "source": "s", "interface": "areal"}, "interface"),
     ],
 )
 def test_a_faulty_field_is_named_also_in_a_part(grader, field):

@@ -22,17 +22,16 @@ def reward_faults(reward: RewardSpec) -> Iterator[Fault]:
     if reward.grader is None:
         return
     path = "reward.grader"
-    parts = reward.grader.graders if isinstance(reward.grader, MultiGrader) else {}
-    graders = {f"{path}.graders.{name}": part for name, part in parts.items()} or {path: reward.grader}
-    for at, grader in graders.items():
-        if not isinstance(grader, MultiGrader):
-            yield from _grader_faults(grader, at, reward.timeout_seconds)
+    if not isinstance(reward.grader, MultiGrader):
+        yield from _grader_faults(reward.grader, path, reward.timeout_seconds)
+        return
+    for name, part in reward.grader.graders.items():
+        yield from _grader_faults(part, f"{path}.graders.{name}", reward.timeout_seconds)
 
 
 def _grader_faults(grader: SimpleGrader, path: str, timeout_seconds: float) -> Iterator[Fault]:
-    if isinstance(grader, PythonGrader) and grader.source is None:
-        allowed = "`source`; or `file`, which the command line replaces by its text"
-        yield Fault(path, "a python grader needs its source", "no `source`", allowed)
+    if isinstance(grader, PythonGrader):
+        yield from _python_faults(grader, path)
     if not isinstance(grader, CodeGrader):
         return
     if (grader.style == "call") != (grader.function is not None):
@@ -42,6 +41,18 @@ def _grader_faults(grader: SimpleGrader, path: str, timeout_seconds: float) -> I
     if timeout_seconds < least:
         message = f"a program that hangs takes up to {least:g} s by the clock, and its sample would never be scored"
         yield Fault("reward.timeout_seconds", message, f"{timeout_seconds:g}", f"at least {least:g}, or fewer seconds a test")
+
+
+def _python_faults(grader: PythonGrader, path: str) -> Iterator[Fault]:
+    if grader.source is None and grader.module is None:
+        allowed = "`source`; or `file`, which the command line replaces by its text; or `module`"
+        yield Fault(path, "a python grader needs its source", "no `source`", allowed)
+    elif grader.source is not None and grader.module is not None:
+        yield Fault(f"{path}.module", "a function is in a source or in a module", grader.module, "`source` or `module`")
+    if grader.module is not None and grader.function is not None:
+        yield Fault(f"{path}.function", "a module's function is named in `module`", grader.function, "none; write module:function")
+    if grader.interface == "gradbus" and grader.label != PythonGrader.model_fields["label"].default:
+        yield Fault(f"{path}.label", "grade(sample, item) reads the row itself", json.dumps(grader.label), "none, or another `interface`")
 
 
 def _service_faults(reward: RewardSpec) -> Iterator[Fault]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
@@ -15,7 +15,7 @@ from gradbus_reward.graders.base import Capacity
 from gradbus_reward.protocols.table import protocol_of
 from gradbus_reward.sandbox.pool import PoolSettings
 from gradbus_reward.scorers.base import RefusingScorer, Scorer
-from gradbus_reward.scorers.grader import GraderScorer
+from gradbus_reward.scorers.grader import GraderLimits, GraderScorer
 from gradbus_reward.scorers.grpc import GrpcScorer
 from gradbus_reward.scorers.http import HttpScorer
 from gradbus_reward.scorers.peer import PeerScorer
@@ -28,6 +28,8 @@ class ScorerSettings:
     addresses: AddressPolicy = field(default_factory=AddressPolicy)
     python_graders: bool = False
     """Whether graders of type `python` and `code` run here, confined."""
+    modules: Collection[str] = ()
+    """Installed modules whose functions may be graders."""
     pool: PoolSettings = field(default_factory=PoolSettings)
     max_processes: int = 32
     """Grader processes of all runs together."""
@@ -42,7 +44,7 @@ def create_scorer(reward_json: str, settings: ScorerSettings, capacity: Capacity
     try:
         spec = RewardSpec.model_validate_json(reward_json)
         if spec.grader is not None:
-            return GraderScorer(spec.grader, python_graders=settings.python_graders, pool=settings.pool, capacity=capacity)
+            return GraderScorer(spec.grader, GraderLimits(settings.python_graders, settings.modules, settings.pool), capacity)
     except ValidationError as error:
         return RefusingScorer(f"the run's reward section is not valid: {error.errors(include_url=False)[0]['msg']}; submit the run again")
     except GraderError as error:

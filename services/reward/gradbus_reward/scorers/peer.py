@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from gradbus.errors import ScorerError, UserCodeError
 from gradbus.graders import ScoreResult
@@ -17,6 +17,7 @@ from gradbus_reward.protocols.base import PeerCall, RewardProtocol, rows
 from gradbus_reward.scorers.http import parsed_json, response_bounds
 from gradbus_reward.scorers.results import complete_results, failed_results
 
+_Made = TypeVar("_Made")
 _AT_ONCE: Final = 64
 """Calls of one run in progress, as slime has it."""
 
@@ -69,7 +70,7 @@ class PeerScorer:
         body = await self._client.call(request, response_bounds(len(call.samples)), seconds)
         return await self._in_thread(lambda: self._protocol.results(call, _document(body, len(call.samples))))
 
-    async def _in_thread(self, work: Any) -> Any:
+    async def _in_thread(self, work: Callable[[], _Made]) -> _Made:
         """JSON in a thread of its own, so that the samples of one run hold up no other."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 

@@ -11,7 +11,6 @@ from gradbus.formats.tokens import route_bytes
 from gradbus.formats.transformers_families import TransformersFamily
 from gradbus.graders import check_grader, source_faults
 from gradbus.spec import (
-    CodeGrader,
     DataSpec,
     EnvironmentSpec,
     EvaluationSpec,
@@ -46,8 +45,12 @@ def reward_faults(reward: RewardSpec, data: StoredData | None, settings: Gateway
         return
     if data is not None:
         yield from check_grader(reward.grader, data.columns)
-    parts = reward.grader.graders.values() if isinstance(reward.grader, MultiGrader) else [reward.grader]
-    if not settings.python_graders and (off := [part.type for part in parts if isinstance(part, PythonGrader | CodeGrader)]):
+    parts = list(reward.grader.graders.values()) if isinstance(reward.grader, MultiGrader) else [reward.grader]
+    for name in [part.module.partition(":")[0] for part in parts if isinstance(part, PythonGrader) and part.module is not None]:
+        if name not in settings.reward_modules:
+            known = ", ".join(settings.reward_modules) or "none yet"
+            yield Fault("reward.grader", "the operator allows no functions of this module (GRADBUS_REWARD_MODULES)", name, known)
+    if not settings.python_graders and (off := [part.type for part in parts if part.runs_users_code]):
         allowed = "other graders, a service of your own; or the operator sets GRADBUS_PYTHON_GRADERS"
         yield Fault("reward.grader", "graders of type python and code are off on this server", off[0], allowed)
 
