@@ -99,8 +99,10 @@ ROLES: Final[Mapping[str, Role]] = {
                 "GRADBUS_GRADER_PROCESSES",
                 "GRADBUS_MAX_GRADER_PROCESSES",
                 "GRADBUS_MAX_SANDBOXES",
+                "GRADBUS_REWARD_MODULES",
                 "GRADBUS_REWARD_SERVICE",
                 "GRADBUS_SCORERS",
+                "GRADBUS_SERVICE_KEYS",
             ),
         ),
         Role(
@@ -156,6 +158,7 @@ ROLES: Final[Mapping[str, Role]] = {
                 "GRADBUS_MAX_",
                 "GRADBUS_MODEL_ROOTS",
                 "GRADBUS_QUOTA_",
+                "GRADBUS_REWARD_MODULES",
                 "GRADBUS_REWARD_SERVICE",
                 "GRADBUS_SERVED_HOSTS",
             ),

@@ -44,7 +44,9 @@ def check_grader(grader: Grader, item_columns: Collection[str], path: str = "rew
 def _simple_faults(grader: SimpleGrader, item_columns: Collection[str], path: str) -> Iterator[Fault]:
     if isinstance(grader, PythonGrader):
         if grader.source is not None:
-            yield from source_faults(grader.source, f"{path}.source", "grade", "def grade(sample, item): ...")
+            arguments = "sample, item" if grader.interface == "gradbus" else "..."
+            allowed = f"def {grader.function_name}({arguments}): ..."
+            yield from source_faults(grader.source, f"{path}.source", grader.function_name, allowed)
         return
     for field in _TEMPLATES:
         if isinstance(text := getattr(grader, field, None), str):

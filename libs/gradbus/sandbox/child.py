@@ -13,23 +13,23 @@ from dataclasses import asdict
 from typing import Any, BinaryIO
 
 from gradbus.sandbox.bounds import MAX_REASON
-from gradbus.sandbox.confinement import confine
+from gradbus.sandbox.confinement import MEMORY_BYTES, confine
 
 _OWN_PACKAGES = "gradbus"
 """How the names of this project's packages begin."""
 
 
-def confined_pipes(readable: Sequence[str] = ()) -> tuple[BinaryIO, BinaryIO] | None:
+def confined_pipes(readable: Sequence[str] = (), memory_bytes: int = MEMORY_BYTES) -> tuple[BinaryIO, BinaryIO] | None:
     """Confines this process, tells the parent how, and returns the pipe from it and the pipe to it; None if the parent has died.
 
-    `readable`: folders that it may read beside the standard library.
+    `readable`: folders that it may read beside the standard library. `memory_bytes`: of address space.
 
     The last argument of the process is its niceness, added to the parent's.
     """
     os.nice(int(sys.argv[-1]))
     parent = os.getppid()
     incoming, outgoing = _private_pipes()
-    layers = confine(readable)
+    layers = confine(readable, memory_bytes)
     if os.getppid() != parent:  # the parent died before PR_SET_PDEATHSIG was set
         return None
     for name in [name for name in sys.modules if name.startswith(_OWN_PACKAGES)]:

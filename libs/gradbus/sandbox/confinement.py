@@ -49,12 +49,12 @@ class Confinement:
         return self.seccomp or self.namespace
 
 
-def confine(readable: Sequence[str] = ()) -> Confinement:
+def confine(readable: Sequence[str] = (), memory_bytes: int = MEMORY_BYTES) -> Confinement:
     """Confines this process for the rest of its life. Call it while the process has one thread.
 
-    `readable`: folders that it may read beside the standard library and the system's libraries.
+    `readable`: folders that it may read beside the standard library and the system's libraries. `memory_bytes`: of address space.
     """
-    _set_limits()
+    _set_limits(memory_bytes)
     if not sys.platform.startswith("linux"):
         return Confinement(seccomp=False, namespace=False, landlock=False)
     be_first_out_of_memory()
@@ -70,9 +70,9 @@ def confine(readable: Sequence[str] = ()) -> Confinement:
     return Confinement(seccomp=filter_calls(libc), namespace=namespace, landlock=landlock, root=own_root)
 
 
-def _set_limits() -> None:
+def _set_limits(memory_bytes: int) -> None:
     for kind, value in [
-        (resource.RLIMIT_AS, MEMORY_BYTES),
+        (resource.RLIMIT_AS, memory_bytes),
         (resource.RLIMIT_CPU, CPU_SECONDS),
         (resource.RLIMIT_NOFILE, OPEN_FILES),
         (resource.RLIMIT_NPROC, TASKS),

@@ -19,6 +19,7 @@ from gradbus.spec.reward.graders import (
     TagsGrader,
     TextSimilarityGrader,
 )
+from gradbus.spec.reward.protocols import PROTOCOLS, split_service
 from gradbus.spec.reward.section import RewardModelSpec, RewardSpec
 from gradbus.spec.run import EVALUATED_VERSIONS, RunSpec
 from gradbus.spec.sections import (
@@ -48,6 +49,7 @@ __all__ = [
     "PAIR_KINDS",
     "PREFERENCE_KINDS",
     "PRESETS",
+    "PROTOCOLS",
     "AlgorithmSpec",
     "AncestorSpec",
     "CheckpointSpec",
@@ -91,4 +93,5 @@ __all__ = [
     "Whiten",
     "parse_spec",
     "refuse_unstorable",
+    "split_service",
 ]

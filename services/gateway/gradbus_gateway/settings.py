@@ -77,6 +77,7 @@ class GatewaySettings(ProcessSettings):
     served_hosts: tuple[str, ...] = Field((), description="Names besides localhost under which browsers may open the web UI.")
     allowed_hosts: tuple[str, ...] = Field((), description="Host patterns that `reward.service` may name, e.g. `*.rewards.svc`.")
     allow_loopback: bool = Field(False, description="Whether `reward.service` may lead to this machine.")
+    reward_modules: tuple[str, ...] = Field((), description="Installed modules whose functions may be graders, as of the reward service.")
     python_graders: bool = Field(False, description="Whether users may send graders of type `python` and `code`.")
     reward_service: str = Field("", description="Scorer of every run, whatever its spec says; empty: the spec decides.")
     max_file_bytes: int = Field(32 << 30, ge=1, description="Size limit of an upload.")

@@ -15,6 +15,7 @@ from gradbus.errors import UserCodeError
 from gradbus.process import Process
 from gradbus.process.limits import return_memory
 from gradbus.rpc import RpcServer
+from gradbus.spec import split_service
 from gradbus.telemetry import get_logger
 from gradbus.user_services.addresses import HostUnknownError
 from gradbus.v1.reward_pb2 import SampleReward, ScoreRequest, ScoreResponse
@@ -94,7 +95,7 @@ async def _check_operator_scorer(settings: RewardSettings, stopping: asyncio.Eve
     """
     while settings.reward_service and not stopping.is_set():
         try:
-            await settings.addresses.resolve(settings.reward_service)
+            await settings.addresses.resolve(split_service(settings.reward_service)[1])
             break
         except HostUnknownError as error:
             _log.warning("scorer_not_found", error=f"REWARD_SERVICE={settings.reward_service}: {error}; start it on the scorers' network")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from gradbus.process import ProcessSettings
+from gradbus.spec import split_service
 from gradbus.user_services.addresses import AddressPolicy
 from gradbus_reward.sandbox.pool import PoolSettings
 from gradbus_reward.scorers.factory import ScorerSettings
@@ -21,6 +22,8 @@ class RewardSettings(ProcessSettings):
     reward_service: str = Field("", description="The operator's scorer for every run: allowed, and resolved at the start.")
     grader_processes: int = Field(2, ge=1, description="Processes of one run's Python grader.")
     max_grader_processes: int = Field(32, ge=1, description="Processes of all runs' Python graders; at the limit, starts wait.")
+    reward_modules: tuple[str, ...] = Field((), description='Installed modules whose functions may be graders, as JSON: ["trl.rewards"].')
+    service_keys: dict[str, SecretStr] = Field({}, description='Keys of servers by host, as JSON: {"judge.example.org": "sk-..."}.')
     max_sandboxes: int = Field(4, ge=1, description="Programs of all runs' code graders at once; others wait.")
     allow_unisolated_network: bool = Field(False, description="Run Python graders even where their network cannot be taken away.")
     scorers: int = Field(8, ge=1, description="Scorers kept open; beyond it, those unused for 5 s are closed.")
@@ -29,7 +32,7 @@ class RewardSettings(ProcessSettings):
     @property
     def addresses(self) -> AddressPolicy:
         """Hosts that scorer URLs may lead to, including the operator's scorer."""
-        operator_host = urlsplit(self.reward_service).hostname
+        operator_host = urlsplit(split_service(self.reward_service)[1]).hostname
         return AddressPolicy((*self.allowed_hosts, *((operator_host,) if operator_host else ())), self.allow_loopback)
 
     @property
@@ -38,7 +41,9 @@ class RewardSettings(ProcessSettings):
         return ScorerSettings(
             addresses=self.addresses,
             python_graders=self.python_graders,
+            modules=self.reward_modules,
             pool=PoolSettings(self.grader_processes, self.allow_unisolated_network),
             max_processes=self.max_grader_processes,
             max_sandboxes=self.max_sandboxes,
+            service_keys={host: key.get_secret_value() for host, key in self.service_keys.items()},
         )

@@ -28,6 +28,8 @@ GOOD = [
     LENGTH,
     {"type": "tags"},
     {"type": "script"},
+    {"type": "python", "interface": "verl", "source": "def compute_score(): ...", "label": "gold"},
+    {"type": "python", "interface": "trl", "module": "trl.rewards:accuracy_reward"},
 ]
 
 
@@ -49,6 +51,11 @@ def test_a_grader_needs_few_fields_alone_and_as_a_part(grader):
         (CODE | {"memory_mib": 1}, "memory_mib"),
         ({"type": "tags", "tags": ["answer", "<think>"]}, "tags.1"),
         ({"type": "script", "script": "english"}, "script"),
+        ({"type": "python", "source": "s", "module": "a:b"}, "module"),
+        ({"type": "python", "module": "a.b"}, "module"),
+        ({"type": "python", "module": "a:b", "function": "c"}, "function"),
+        ({"type": "python", "source": "s", "label": "gold"}, "label"),
+        ({"type": "python", "source": "s", "interface": "areal"}, "interface"),
     ],
 )
 def test_a_faulty_field_is_named_also_in_a_part(grader, field):
@@ -66,3 +73,39 @@ def test_lengths_out_of_order_say_their_order(lengths):
 def test_a_program_that_hangs_must_fit_the_deadline():
     assert set(faults({"grader": CODE | {"seconds": 3.0}})) == {"reward.timeout_seconds"}
     assert faults({"grader": CODE | {"seconds": 3.0}, "timeout_seconds": 13}) == {}
+
+
+PEERS = [
+    {"service": "openrlhf+http://s:5000/get_reward"},
+    {"service": "openrlhf+http://s/get_reward", "label": "gold"},
+    {"service": "slime+https://s/rm", "reward_key": "r"},
+    {"service": "nemo-gym+http://s:9/verify"},
+    {"service": "sglang+http://s/classify", "served_model": "m"},
+    {"service": "sglang+http://s/v1/score", "label_token_ids": [1]},
+    {"service": "vllm+http://s/classify", "served_model": "m"},
+    {"service": "vllm+http://s/score", "served_model": "m"},
+]
+
+
+@pytest.mark.parametrize("reward", PEERS)
+def test_a_peers_server_is_one_line(reward):
+    assert faults(reward) == {}
+
+
+@pytest.mark.parametrize(
+    ("reward", "field"),
+    [
+        ({"service": "openrlhf+grpc://s:1"}, "service"),
+        ({"service": "areal+http://s:1"}, "service"),
+        ({"service": "openrlhf+http://s a"}, "service"),
+        ({"service": "vllm+http://s/v1", "served_model": "m"}, "service"),
+        ({"service": "vllm+http://s/score"}, "served_model"),
+        ({"service": "sglang+http://s/score"}, "label_token_ids"),
+        ({"service": "sglang+http://s/classify", "label_token_ids": [1]}, "label_token_ids"),
+        ({"service": "http://s/score", "label": "gold"}, "label"),
+        ({"service": "openrlhf+http://s/", "reward_key": "r"}, "reward_key"),
+        ({"grader": LENGTH, "served_model": "m"}, "served_model"),
+    ],
+)
+def test_a_field_that_a_server_does_not_read_or_lacks_is_a_fault(reward, field):
+    assert set(faults(reward)) == {f"reward.{field}"}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 from gradbus.errors import Fault
 from gradbus.spec.reward.graders import CodeGrader, MultiGrader, PythonGrader, SimpleGrader
+from gradbus.spec.reward.protocols import HTTP, OWN, PROTOCOLS, ServiceProtocol, split_service
 from gradbus.spec.reward.section import RewardSpec
 
 
@@ -16,23 +18,20 @@ def reward_faults(reward: RewardSpec) -> Iterator[Fault]:
     if len(given) != 1:
         shown = " and ".join(given) or "none of them"
         yield Fault("reward", "a reward has exactly one source", shown, "exactly one of `grader`, `service` and `model`")
-    if reward.service is not None and not _is_address(reward.service):
-        message = "not the address of a scorer"
-        yield Fault("reward.service", message, json.dumps(reward.service)[:80], "grpc://host:port or http(s)://host:port/path")
+    yield from _service_faults(reward)
     if reward.grader is None:
         return
     path = "reward.grader"
-    parts = reward.grader.graders if isinstance(reward.grader, MultiGrader) else {}
-    graders = {f"{path}.graders.{name}": part for name, part in parts.items()} or {path: reward.grader}
-    for at, grader in graders.items():
-        if not isinstance(grader, MultiGrader):
-            yield from _grader_faults(grader, at, reward.timeout_seconds)
+    if not isinstance(reward.grader, MultiGrader):
+        yield from _grader_faults(reward.grader, path, reward.timeout_seconds)
+        return
+    for name, part in reward.grader.graders.items():
+        yield from _grader_faults(part, f"{path}.graders.{name}", reward.timeout_seconds)
 
 
 def _grader_faults(grader: SimpleGrader, path: str, timeout_seconds: float) -> Iterator[Fault]:
-    if isinstance(grader, PythonGrader) and grader.source is None:
-        allowed = "`source`; or `file`, which the command line replaces by its text"
-        yield Fault(path, "a python grader needs its source", "no `source`", allowed)
+    if isinstance(grader, PythonGrader):
+        yield from _python_faults(grader, path)
     if not isinstance(grader, CodeGrader):
         return
     if (grader.style == "call") != (grader.function is not None):
@@ -44,5 +43,42 @@ def _grader_faults(grader: SimpleGrader, path: str, timeout_seconds: float) -> I
         yield Fault("reward.timeout_seconds", message, f"{timeout_seconds:g}", f"at least {least:g}, or fewer seconds a test")
 
 
-def _is_address(service: str) -> bool:
-    return service.startswith(("grpc://", "http://", "https://")) and service.isprintable() and " " not in service
+def _python_faults(grader: PythonGrader, path: str) -> Iterator[Fault]:
+    if grader.source is None and grader.module is None:
+        allowed = "`source`; or `file`, which the command line replaces by its text; or `module`"
+        yield Fault(path, "a python grader needs its source", "no `source`", allowed)
+    elif grader.source is not None and grader.module is not None:
+        yield Fault(f"{path}.module", "a function is in a source or in a module", grader.module, "`source` or `module`")
+    if grader.module is not None and grader.function is not None:
+        yield Fault(f"{path}.function", "a module's function is named in `module`", grader.function, "none; write module:function")
+    if grader.interface == "gradbus" and grader.label != PythonGrader.model_fields["label"].default:
+        yield Fault(f"{path}.label", "grade(sample, item) reads the row itself", json.dumps(grader.label), "none, or another `interface`")
+
+
+def _service_faults(reward: RewardSpec) -> Iterator[Fault]:
+    """Faults of the address, and of fields that its protocol does not read or lacks."""
+    protocol, url = split_service(reward.service or "")
+    known = PROTOCOLS.get(protocol, ServiceProtocol())
+    if reward.service is not None and not _is_address(url, OWN if not protocol else HTTP):
+        message = "not the address of a scorer"
+        allowed = f"grpc://host:port or http(s)://host:port/path; {', '.join(f'{name}+' for name in PROTOCOLS)} may stand before http(s)"
+        yield Fault("reward.service", message, json.dumps(reward.service)[:80], allowed)
+    elif known.paths and not urlsplit(url).path.endswith(known.paths):
+        yield Fault(
+            "reward.service", f"{protocol} has no such path for rewards", url[:80], f"a path that ends in {' or '.join(known.paths)}"
+        )
+    for field in ("label", "reward_key", "served_model", "label_token_ids"):
+        given = getattr(reward, field)
+        if field not in known.reads and given != RewardSpec.model_fields[field].default:
+            readers = ", ".join(f"{name}+" for name, one in PROTOCOLS.items() if field in one.reads)
+            yield Fault(f"reward.{field}", "this reward does not read it", json.dumps(given), f"none, or a service with {readers}")
+    if protocol == "vllm" and reward.served_model is None:
+        yield Fault("reward.served_model", "vLLM answers only for the model that is named", "none", "the name that the server serves")
+    is_score = protocol == "sglang" and urlsplit(url).path.endswith("/score")
+    if is_score != bool(reward.label_token_ids) and protocol == "sglang":
+        message = "SGLang's /score, and no other path, compares the probabilities of tokens"
+        yield Fault("reward.label_token_ids", message, json.dumps(reward.label_token_ids), "token ids with /score, none with /classify")
+
+
+def _is_address(url: str, schemes: tuple[str, ...]) -> bool:
+    return url.startswith(schemes) and url.isprintable() and " " not in url

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from gradbus.spec.sections import Flag, Integer, Number, Section, Template
+from gradbus.spec.sections import ColumnName, Flag, Integer, Number, Section, Template
 
 RESPONSE: Final = "{{ sample.output_text }}"
 Pattern = Annotated[str, Field(min_length=1, max_length=4096)]
@@ -15,7 +16,16 @@ TagName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
 Script = Literal["latin", "cyrillic", "greek", "arabic", "hebrew", "devanagari", "han", "hiragana", "katakana", "hangul", "thai"]
 
 
-class StringCheckGrader(Section):
+class Part(Section):
+    """A grader by itself, or one of several that a formula joins."""
+
+    @property
+    def runs_users_code(self) -> bool:
+        """Whether it runs code that a user or the policy wrote, which the operator must allow."""
+        return False
+
+
+class StringCheckGrader(Part):
     """1.0 if the comparison holds, else 0.0."""
 
     type: Literal["string_check"]
@@ -24,7 +34,7 @@ class StringCheckGrader(Section):
     operation: Literal["eq", "ne", "like", "ilike"] = "eq"
 
 
-class TextSimilarityGrader(Section):
+class TextSimilarityGrader(Part):
     """Similarity in [0, 1]."""
 
     type: Literal["text_similarity"]
@@ -33,7 +43,7 @@ class TextSimilarityGrader(Section):
     evaluation_metric: Literal["fuzzy_match"] = "fuzzy_match"
 
 
-class MathGrader(Section):
+class MathGrader(Part):
     """1.0 if the last answer of the text and the reference are the same mathematically, else 0.0; by the library math-verify."""
 
     type: Literal["math"]
@@ -41,7 +51,7 @@ class MathGrader(Section):
     reference: Template = Field(description="LaTeX, a number, or a solution that ends in `#### answer`.")
 
 
-class RegexGrader(Section):
+class RegexGrader(Part):
     """1.0 if the pattern matches, and its last match's first group is the reference, if there is one; else 0.0."""
 
     type: Literal["regex"]
@@ -51,7 +61,7 @@ class RegexGrader(Section):
     reference: Template | None = Field(None, description="What the first group of the last match must be, without spaces around both.")
 
 
-class JsonSchemaGrader(Section):
+class JsonSchemaGrader(Part):
     """1.0 if the text is JSON that keeps to the schema, else 0.0; by the library jsonschema."""
 
     type: Literal["json_schema"]
@@ -60,7 +70,7 @@ class JsonSchemaGrader(Section):
     fenced: Flag = Field(False, description="The JSON is the last fenced block of the text, if it has one.")
 
 
-class CodeGrader(Section):
+class CodeGrader(Part):
     """The share of hidden tests that the program in the text passes. Each test runs in a sandbox."""
 
     type: Literal["code"]
@@ -78,8 +88,13 @@ class CodeGrader(Section):
     memory_mib: Integer = Field(256, ge=64, le=4096)
     needs_all: Flag = Field(False, description="1.0 if all tests pass, else 0.0, in place of the share.")
 
+    @property
+    def runs_users_code(self) -> bool:
+        """The policy's."""
+        return True
 
-class LengthGrader(Section):
+
+class LengthGrader(Part):
     """1.0 up to a length, then less by a straight line down to 0.0 (as the soft punishment of DAPO, arXiv:2503.14476, equation 13)."""
 
     type: Literal["length"]
@@ -96,7 +111,7 @@ class LengthGrader(Section):
         return self
 
 
-class TagsGrader(Section):
+class TagsGrader(Part):
     """The share of the tags that occur exactly once, opened and closed, in this order and not inside each other."""
 
     type: Literal["tags"]
@@ -104,7 +119,7 @@ class TagsGrader(Section):
     tags: tuple[TagName, ...] = Field(("think", "answer"), min_length=1, max_length=32)
 
 
-class ScriptGrader(Section):
+class ScriptGrader(Part):
     """The share of the letters that belong to a script: a cheap sign of the language of an answer."""
 
     type: Literal["script"]
@@ -112,12 +127,43 @@ class ScriptGrader(Section):
     script: Script = "latin"
 
 
-class PythonGrader(Section):
-    """`source` defines `grade(sample, item)`, which returns a float, or a dict of named floats with `reward`."""
+Interface = Literal["gradbus", "verl", "trl", "openrlhf", "slime", "atropos"]
+"""How a reward function is called; `gradbus_reward.sandbox.interfaces` has one call for each."""
+FUNCTIONS: Final[Mapping[Interface, str]] = {
+    "gradbus": "grade",
+    "verl": "compute_score",
+    "trl": "reward_func",
+    "openrlhf": "reward_func",
+    "slime": "custom_rm",
+    "atropos": "reward_fn",
+}
+"""The name of the function where the spec gives none."""
+
+
+class PythonGrader(Part):
+    """A reward function: `grade(sample, item)`, which returns a float or a dict of floats with `reward`; or one of another framework."""
 
     type: Literal["python"]
     source: str | None = Field(None, max_length=131_072, description="Python source text.")
     file: str | None = Field(None, max_length=4096, description="Path of the source; the command line replaces it by the text.")
+    module: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.]{0,199}:[A-Za-z_][A-Za-z0-9_.]{0,199}$")] | None = Field(
+        None, description="In place of a source: `module:function` of a module that the operator has installed and named."
+    )
+    interface: Interface = Field("gradbus", description="The framework that the function was written for.")
+    function: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,199}$")] | None = Field(
+        None, description="With a source: its function. Default: the interface's usual name, such as `grade` or `compute_score`."
+    )
+    label: ColumnName = Field("answer", description="Of other interfaces: column with the reference answer.")
+
+    @property
+    def runs_users_code(self) -> bool:
+        """The source; a module is the operator's."""
+        return self.module is None
+
+    @property
+    def function_name(self) -> str:
+        """The function of the source."""
+        return self.function or FUNCTIONS[self.interface]
 
 
 SimpleGrader = Annotated[

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pydantic import Field
 
 from gradbus.spec.reward.graders import Grader
-from gradbus.spec.sections import ModelSpec, Number, Section
+from gradbus.spec.reward.protocols import PROTOCOLS, split_service
+from gradbus.spec.sections import ColumnName, ModelSpec, Number, Section, TokenId
 
 
 class RewardModelSpec(ModelSpec):
@@ -19,8 +20,32 @@ class RewardSpec(Section):
     """
 
     grader: Grader | None = None
-    service: str | None = Field(None, max_length=2048, description="grpc://host:port or http(s)://host:port/path of your own scorer.")
+    service: str | None = Field(
+        None,
+        max_length=2048,
+        description="grpc://host:port or http(s)://host:port/path of your own scorer; a server of another framework with "
+        f"{', '.join(f'`{name}+`' for name in PROTOCOLS)} before its URL.",
+    )
+    label: ColumnName = Field("answer", description="`openrlhf+` and `slime+`: column with the reference answer, which they call label.")
+    reward_key: str | None = Field(
+        None,
+        min_length=1,
+        max_length=200,
+        description="`slime+`: the reward's name in the answer; unset: the answer is a number.",
+    )
+    served_model: str | None = Field(
+        None, min_length=1, max_length=400, description="`sglang+` and `vllm+`: name of the model that the server serves."
+    )
+    label_token_ids: tuple[TokenId, ...] = Field(
+        (), max_length=64, description="`sglang+` with `/score`: the reward is the probability of the first among these next tokens."
+    )
     model: RewardModelSpec | None = Field(None, description="A reward model, which the reference service computes.")
     timeout_seconds: Number = Field(
         10.0, ge=0.1, le=3600.0, description="Deadline of one scorer call; a reward model has at least 120 s, for it may have to be loaded."
     )
+
+    @property
+    def reads_label(self) -> bool:
+        """Whether the service is told the reference answer, in `label`."""
+        protocol, _ = split_service(self.service or "")
+        return bool(protocol) and "label" in PROTOCOLS[protocol].reads

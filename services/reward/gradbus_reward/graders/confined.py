@@ -24,8 +24,10 @@ _Key = tuple[str, int]
 class ConfinedParts:
     """Grades rows of text in a pool of processes."""
 
-    def __init__(self, names: Sequence[str], pool: GraderPool) -> None:
+    def __init__(self, names: Sequence[str], pool: GraderPool, *, prompts: bool = False) -> None:
+        """`prompts`: whether a part reads them."""
         self._names = tuple(names)
+        self._prompts = prompts
         self._pool = pool
         self._stops = _StopCounts()
 
@@ -35,8 +37,11 @@ class ConfinedParts:
         return self._names
 
     async def grade(self, samples: Sequence[Sample], seconds: float) -> Sequence[Parts]:
-        """The results of every sample, by its output text, finish reason and item."""
-        rows = [(sample.response, sample.finish_reason, sample.item_json or "{}") for sample in samples]
+        """The results of every sample, by its output text, finish reason, item and prompt."""
+        rows = [
+            (sample.response, sample.finish_reason, sample.item_json or "{}", *((sample.prompt,) if self._prompts else ()))
+            for sample in samples
+        ]
         return await self.grade_rows([(sample.sample_id, hash(sample.response)) for sample in samples], rows, seconds)
 
     async def grade_rows(self, ids: Sequence[_Key], rows: Sequence[Row], seconds: float) -> list[Parts]:

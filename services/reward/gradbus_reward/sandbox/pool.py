@@ -99,7 +99,7 @@ class GradeCall:
 class GraderPool:
     """Up to `settings.processes` processes with the same sources, started at first use."""
 
-    def __init__(self, sources: Mapping[str, str], settings: PoolSettings, budget: ProcessBudget, program: ChildProgram = PYTHON) -> None:
+    def __init__(self, sources: Mapping[str, Any], settings: PoolSettings, budget: ProcessBudget, program: ChildProgram = PYTHON) -> None:
         self._sources = sources
         self._program = program
         self._settings = settings

@@ -19,7 +19,7 @@ PYTHON = ChildProgram("grader", "reward", boot("gradbus_reward.sandbox.child"), 
 """Runs users' source."""
 
 Row = tuple[str, ...]
-"""The texts of one sample; for users' source output text, finish reason, and item as JSON."""
+"""The texts of one sample; for a reward function output text, finish reason, item as JSON, and the prompt if it reads one."""
 
 
 class GraderProcess(ConfinedProcess):
@@ -30,7 +30,7 @@ class GraderProcess(ConfinedProcess):
     """Rows graded since it began."""
 
     @classmethod
-    async def start(cls, sources: Mapping[str, str], program: ChildProgram = PYTHON, *, allow_network: bool) -> GraderProcess:
+    async def start(cls, sources: Mapping[str, Any], program: ChildProgram = PYTHON, *, allow_network: bool) -> GraderProcess:
         """Starts, confines and loads. Raises SourceError for sources that fail, UserCodeError if it cannot be confined."""
         grader = await cls.confined(program, allow_network=allow_network)
         grader._parts = sources.keys()
@@ -70,7 +70,7 @@ class GraderProcess(ConfinedProcess):
             raise
         self.pause()
 
-    async def _load(self, sources: Mapping[str, str]) -> None:
+    async def _load(self, sources: Mapping[str, Any]) -> None:
         try:
             async with asyncio.timeout(LOAD_SECONDS):
                 await self._send({"sources": dict(sources)})

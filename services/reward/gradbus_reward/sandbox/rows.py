@@ -14,7 +14,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from gradbus.sandbox.child import receive, send
 from gradbus.sandbox.results import Result
@@ -26,7 +26,7 @@ _LINE_CHARACTERS = 8192
 """Results of quick rows share a line up to this size: far below what the parent reads at once."""
 
 GradeRow = Callable[[Sequence[str]], Mapping[str, Result]]
-Load = Callable[[Mapping[str, str]], tuple[GradeRow, Mapping[str, str]]]
+Load = Callable[[Mapping[str, Any]], tuple[GradeRow, Mapping[str, str]]]
 """From sources by part to the function of a row, and the reasons why parts do not load."""
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from pydantic import ValidationError
 
@@ -10,11 +12,13 @@ from gradbus.errors import GraderError
 from gradbus.spec import RewardSpec
 from gradbus.user_services.addresses import AddressPolicy
 from gradbus_reward.graders.base import Capacity
+from gradbus_reward.protocols.table import protocol_of
 from gradbus_reward.sandbox.pool import PoolSettings
 from gradbus_reward.scorers.base import RefusingScorer, Scorer
-from gradbus_reward.scorers.grader import GraderScorer
+from gradbus_reward.scorers.grader import GraderLimits, GraderScorer
 from gradbus_reward.scorers.grpc import GrpcScorer
 from gradbus_reward.scorers.http import HttpScorer
+from gradbus_reward.scorers.peer import PeerScorer
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +28,13 @@ class ScorerSettings:
     addresses: AddressPolicy = field(default_factory=AddressPolicy)
     python_graders: bool = False
     """Whether graders of type `python` and `code` run here, confined."""
+    modules: Collection[str] = ()
+    """Installed modules whose functions may be graders."""
     pool: PoolSettings = field(default_factory=PoolSettings)
     max_processes: int = 32
     """Grader processes of all runs together."""
+    service_keys: Mapping[str, str] = field(default_factory=dict)
+    """Host to the key that a server of another framework there gets as a bearer token."""
     max_sandboxes: int = 4
     """Programs of all runs' code graders at once."""
 
@@ -36,12 +44,19 @@ def create_scorer(reward_json: str, settings: ScorerSettings, capacity: Capacity
     try:
         spec = RewardSpec.model_validate_json(reward_json)
         if spec.grader is not None:
-            return GraderScorer(spec.grader, python_graders=settings.python_graders, pool=settings.pool, capacity=capacity)
+            return GraderScorer(spec.grader, GraderLimits(settings.python_graders, settings.modules, settings.pool), capacity)
     except ValidationError as error:
         return RefusingScorer(f"the run's reward section is not valid: {error.errors(include_url=False)[0]['msg']}; submit the run again")
     except GraderError as error:
         return RefusingScorer(str(error))
+    return _service(spec, settings)
+
+
+def _service(spec: RewardSpec, settings: ScorerSettings) -> Scorer:
     service = spec.service or ""
+    if peer := protocol_of(spec):
+        protocol, url = peer
+        return PeerScorer(protocol, url, settings.addresses, settings.service_keys.get(urlsplit(url).hostname or "", ""))
     if service.startswith("grpc://"):
         return GrpcScorer(service, settings.addresses)
     if service.startswith(("http://", "https://")):

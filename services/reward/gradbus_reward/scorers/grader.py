@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
@@ -18,9 +18,9 @@ from gradbus.v1 import reward_pb2
 from gradbus_reward.graders.base import Capacity, PartGrader, Parts, in_range
 from gradbus_reward.graders.built_in import BUILT_IN_GRADERS, BuiltInParts
 from gradbus_reward.graders.code import CodeParts
-from gradbus_reward.graders.confined import ConfinedParts
+from gradbus_reward.graders.functions import function_parts
 from gradbus_reward.graders.quick import QuickParts
-from gradbus_reward.sandbox.pool import GraderPool, PoolSettings
+from gradbus_reward.sandbox.pool import PoolSettings
 from gradbus_reward.scorers.results import failed_results, grader_results
 from gradbus_reward.scorers.telemetry import grade_spans
 
@@ -31,16 +31,27 @@ SINGLE = "grader"
 _RESPONSE_SECONDS = 0.25
 
 
+@dataclass(frozen=True, slots=True)
+class GraderLimits:
+    """What the operator allows graders."""
+
+    users_code: bool = False
+    """Whether users' Python, and programs of the policy's, run here, confined."""
+    modules: Collection[str] = ()
+    """Modules whose functions may be graders."""
+    pool: PoolSettings = field(default_factory=PoolSettings)
+
+
 class GraderScorer:
     """Scores by the `grader` of one run's `[reward]` section."""
 
-    def __init__(self, grader: Grader, *, python_graders: bool, pool: PoolSettings, capacity: Capacity) -> None:
+    def __init__(self, grader: Grader, limits: GraderLimits, capacity: Capacity) -> None:
         """Raises GraderError for a template or formula that is not well formed."""
         parts: Mapping[str, SimpleGrader] = grader.graders if isinstance(grader, MultiGrader) else {SINGLE: grader}
         self._formula = _formula(grader, set(parts)) if isinstance(grader, MultiGrader) else None
         self._names = tuple(parts)
-        self._allowed = python_graders or not any(isinstance(part, PythonGrader | CodeGrader) for part in parts.values())
-        self._graders = list(_part_graders(parts, pool, capacity)) if self._allowed else []
+        self._allowed = limits.users_code or not any(part.runs_users_code for part in parts.values())
+        self._graders = list(_part_graders(parts, limits, capacity)) if self._allowed else []
 
     async def score(self, request: reward_pb2.ScoreRequest, deadline_seconds: float) -> Sequence[reward_pb2.SampleReward]:
         """One result per sample, within the deadline."""
@@ -90,15 +101,14 @@ class GraderScorer:
         return part if self._formula is None else replace(part, reason=f"{name}: {part.reason}")
 
 
-def _part_graders(parts: Mapping[str, SimpleGrader], pool: PoolSettings, capacity: Capacity) -> Iterator[PartGrader]:
+def _part_graders(parts: Mapping[str, SimpleGrader], limits: GraderLimits, capacity: Capacity) -> Iterator[PartGrader]:
     """What grades the parts, the quickest first."""
     if quick := _of(parts, QUICK_GRADERS):
         yield QuickParts(quick)
     if built_in := _of(parts, BUILT_IN_GRADERS):
-        yield BuiltInParts(built_in, pool, capacity.processes)
+        yield BuiltInParts(built_in, limits.pool, capacity.processes)
     if python := _of(parts, (PythonGrader,)):
-        sources = {name: part.source or "" for name, part in python.items()}
-        yield ConfinedParts(tuple(sources), GraderPool(sources, pool, capacity.processes))
+        yield from function_parts(python, limits.pool, capacity.processes, limits.modules)
     if code := _of(parts, (CodeGrader,)):
         yield CodeParts(code, capacity.sandboxes)
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from typing import Final
+from typing import Any, Final
 
 from gradbus.errors import ScorerError, UserCodeError
 from gradbus.graders.result import STATUS, ScoreResult
@@ -37,7 +37,9 @@ class HttpScorer:
             async with asyncio.timeout(deadline_seconds):
                 # JSON in a thread of its own, so that the samples of one run hold up no other.
                 content = await loop.run_in_executor(self._thread, _body, request, deadline_seconds)
-                body = await self._client.call(HttpRequest("POST", self._url, content), _bounds(len(request.samples)), deadline_seconds)
+                body = await self._client.call(
+                    HttpRequest("POST", self._url, content), response_bounds(len(request.samples)), deadline_seconds
+                )
                 results = await loop.run_in_executor(self._thread, _results, body, len(request.samples))
         except TimeoutError:
             reason = f"{self._name} did not respond within {deadline_seconds:.1f} s; make it faster"
@@ -55,7 +57,7 @@ class HttpScorer:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-def _bounds(samples: int) -> BodyBounds:
+def response_bounds(samples: int) -> BodyBounds:
     """Of the response to a request with so many samples."""
     return BodyBounds(max_response_bytes(samples), max_pieces(samples), "send one short result per sample")
 
@@ -89,13 +91,21 @@ def _checked_row(text: str) -> str:
     return text
 
 
-def _results(body: bytes, samples: int) -> list[reward_pb2.SampleReward]:
+def parsed_json(body: bytes, samples: int) -> Any:
+    """A response to a request with so many samples. Raises ScorerError for too many values, and ValueError if it is not JSON."""
     if sum(map(body.count, _SEPARATORS)) > max_values(samples):
         raise ScorerError(f"the scorer's response has more than {max_values(samples)} values; send one short result per sample")
     try:
         # Integers as floats: one with thousands of digits then spoils its sample, not the whole response.
-        document = json.loads(body, parse_int=float)
-    except (ValueError, RecursionError) as error:
+        return json.loads(body, parse_int=float)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def _results(body: bytes, samples: int) -> list[reward_pb2.SampleReward]:
+    try:
+        document = parsed_json(body, samples)
+    except ValueError as error:
         raise ScorerError(f"the scorer's response is not JSON ({error}); send an object with `results`") from error
     results = document.get("results") if isinstance(document, Mapping) else None
     if not isinstance(results, list):

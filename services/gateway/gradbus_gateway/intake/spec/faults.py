@@ -11,7 +11,6 @@ from gradbus.formats.tokens import route_bytes
 from gradbus.formats.transformers_families import TransformersFamily
 from gradbus.graders import check_grader, source_faults
 from gradbus.spec import (
-    CodeGrader,
     DataSpec,
     EnvironmentSpec,
     EvaluationSpec,
@@ -21,6 +20,7 @@ from gradbus.spec import (
     RewardSpec,
     RolloutSpec,
     TrainerSpec,
+    split_service,
 )
 from gradbus_gateway.intake.data import StoredData
 from gradbus_gateway.intake.model.intake import StoredModel
@@ -30,6 +30,7 @@ from gradbus_gateway.settings import GatewaySettings
 _MAX_GROUP_BYTES: Final = 16 << 20
 """Rows of one group's samples in a call; beside them it has the prompts, which are part of the rows, and the responses."""
 
+_COLUMNS_SHOWN: Final = 20
 _MAX_ROUTES_BYTES: Final = 64 << 20
 """Routes of one group, an eighth of the largest value that the buffer takes."""
 
@@ -37,13 +38,19 @@ _MAX_ROUTES_BYTES: Final = 64 << 20
 def reward_faults(reward: RewardSpec, data: StoredData | None, settings: GatewaySettings) -> Iterator[Fault]:
     """Faults of the scorer's address, of the grader for the columns of `data`, and of Python that the server does not run."""
     if reward.service not in {None, settings.reward_service}:
-        yield from address_faults(reward.service, settings)
+        yield from address_faults(split_service(reward.service)[1], settings)
+    if data is not None and reward.reads_label and reward.label not in data.columns:
+        yield Fault("reward.label", "not a column that every row has", reward.label, ", ".join(sorted(data.columns)[:_COLUMNS_SHOWN]))
     if reward.grader is None:
         return
     if data is not None:
         yield from check_grader(reward.grader, data.columns)
-    parts = reward.grader.graders.values() if isinstance(reward.grader, MultiGrader) else [reward.grader]
-    if not settings.python_graders and (off := [part.type for part in parts if isinstance(part, PythonGrader | CodeGrader)]):
+    parts = list(reward.grader.graders.values()) if isinstance(reward.grader, MultiGrader) else [reward.grader]
+    for name in [part.module.partition(":")[0] for part in parts if isinstance(part, PythonGrader) and part.module is not None]:
+        if name not in settings.reward_modules:
+            known = ", ".join(settings.reward_modules) or "none yet"
+            yield Fault("reward.grader", "the operator allows no functions of this module (GRADBUS_REWARD_MODULES)", name, known)
+    if not settings.python_graders and (off := [part.type for part in parts if part.runs_users_code]):
         allowed = "other graders, a service of your own; or the operator sets GRADBUS_PYTHON_GRADERS"
         yield Fault("reward.grader", "graders of type python and code are off on this server", off[0], allowed)
 
