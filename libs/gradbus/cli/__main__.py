@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gradbus.cli import delete, environments, events, inspect, keys, lineage, runs, stack, status
+from gradbus.cli import data, delete, environments, events, inspect, keys, lineage, runs, stack, status
 from gradbus.cli.output import discard_output, print_error, wants_json
 from gradbus.errors import GradbusError
 
@@ -28,6 +28,7 @@ for _panel, _functions in _VERBS.items():
 app.command("open", rich_help_panel="Inspect")(inspect.open_web_ui)  # `open` itself is Python's
 app.add_typer(keys.app, name="keys", rich_help_panel="This machine")
 app.add_typer(environments.app, name="env", rich_help_panel="Runs")
+app.add_typer(data.app, name="data", rich_help_panel="Runs")
 
 
 def _print_version(is_asked: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Final
 from gradbus.errors import DatasetError
 from gradbus.spec import MAX_FILES
 
-SUFFIXES: Final = (".jsonl", ".ndjson", ".json", ".parquet")
+SUFFIXES: Final = (".jsonl", ".ndjson", ".parquet")
 
 
 def data_files(path: Path) -> list[Path]:

@@ -15,6 +15,9 @@ from gradbus.spec.sections import ColumnName, Integer, Number, Section
 
 MAX_FILES: Final = 1024
 _MAX_PATH: Final = 4096
+_MAX_CHARACTERS: Final = 1 << 20
+_MAX_ROWS: Final = 50_000_000
+_Bound = Annotated[Number, Field(ge=-1e300, le=1e300)]
 
 
 def _one_or_several(value: Any) -> Any:
@@ -27,7 +30,8 @@ def _one_or_several(value: Any) -> Any:
     raise PydanticCustomError("sources", "names no files", {"expected": expected})
 
 
-Sources = Annotated[str | tuple[str, ...], BeforeValidator(_one_or_several)]
+_Source = Annotated[str, Field(max_length=_MAX_PATH)]
+Sources = Annotated[_Source | Annotated[tuple[_Source, ...], Field(max_length=MAX_FILES)], BeforeValidator(_one_or_several)]
 """A file or a folder, or the digest of an uploaded file; or several, whose rows follow each other."""
 ColumnNames = Annotated[dict[ColumnName, ColumnName], Field(max_length=256)]
 """Names that columns get, to those that they have in the files."""
@@ -36,10 +40,14 @@ ColumnNames = Annotated[dict[ColumnName, ColumnName], Field(max_length=256)]
 class RowFilter(Section):
     """Rows that a run takes; the others are left out when it is submitted, of held-out rows too."""
 
-    min_prompt_characters: Integer = Field(0, ge=0, description="Of a shorter prompt the row is left out; of messages the text counts.")
-    max_prompt_characters: Integer | None = Field(None, ge=1, description="Of a longer prompt the row is left out.")
-    max_response_characters: Integer | None = Field(None, ge=1, description="With given responses: of a longer one the row is left out.")
-    ranges: dict[ColumnName, tuple[Number, Number]] = Field(
+    min_prompt_characters: Integer = Field(
+        0, ge=0, le=_MAX_CHARACTERS, description="Of a shorter prompt the row is left out; of messages the text counts."
+    )
+    max_prompt_characters: Integer | None = Field(None, ge=1, le=_MAX_CHARACTERS, description="Of a longer prompt the row is left out.")
+    max_response_characters: Integer | None = Field(
+        None, ge=1, le=_MAX_CHARACTERS, description="With given responses: of a longer one the row is left out."
+    )
+    ranges: dict[ColumnName, tuple[_Bound, _Bound]] = Field(
         {}, max_length=64, description="Column to its least and its largest number, e.g. of a difficulty; a row without one is left out."
     )
 
@@ -50,7 +58,7 @@ class MixtureSpec(Section):
     source: Sources | None = Field(None, description="As `data.train`. After submission its rows are a part of `data.train`.")
     weight: Number = Field(1.0, gt=0.0, le=1e6, description="Its share of the groups, relative to the other weights.")
     columns: ColumnNames = Field({}, description="As `data.columns`, of this dataset.")
-    rows: Integer | None = Field(None, ge=1, description="Number of its rows. Filled in when the run is stored.")
+    rows: Integer | None = Field(None, ge=1, le=_MAX_ROWS, description="Number of its rows. Filled in when the run is stored.")
 
 
 class DataSpec(Section):

@@ -19,7 +19,7 @@ def test_the_cipher_is_a_permutation(rows, key):
 def test_a_large_dataset_has_an_order_without_memory_that_each_epoch_changes(monkeypatch):
     rows = module._SHUFFLED_ROWS + 1
     order = DataOrder(DIGEST, rows, 0)
-    monkeypatch.setattr(DataOrder, "_shuffled", None)
+    monkeypatch.setattr(module.random.Random, "shuffle", None)
     first, second = ([order.row(epoch * rows + position) for position in range(500)] for epoch in (0, 1))
     assert len({*first, *second}) > 990, "neither an epoch repeats a row nor another epoch the order"
     assert [DataOrder(DIGEST, rows, 0).row(index) for index in (499, 0)] == [first[499], first[0]]

@@ -141,10 +141,10 @@ def test_rows_that_unpack_to_more_than_a_dataset_may_have_are_refused(prepared, 
 
 
 def test_a_folder_gives_its_files_in_the_order_of_their_names(tmp_path):
-    for name in ("b.parquet", "a.jsonl", "deep/c.json", "notes.txt", ".cache/hidden.jsonl"):
+    for name in ("b.parquet", "a.jsonl", "deep/c.ndjson", "config.json", "notes.txt", ".cache/hidden.jsonl"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"")
-    assert [str(file.relative_to(tmp_path)) for file in data_files(tmp_path)] == ["a.jsonl", "b.parquet", "deep/c.json"]
+    assert [str(file.relative_to(tmp_path)) for file in data_files(tmp_path)] == ["a.jsonl", "b.parquet", "deep/c.ndjson"]
     (tmp_path / "empty").mkdir()
     with pytest.raises(DatasetError, match=r"the folder empty has no dataset; put files with one of \.jsonl"):
         data_files(tmp_path / "empty")
