@@ -20,7 +20,7 @@ app = typer.Typer(
 _VERBS = {
     "This machine": (stack.up, stack.down, status.status),
     "Runs": (runs.run, runs.pause, runs.resume, runs.cancel, delete.delete, runs.export),
-    "Inspect": (inspect.runs, inspect.show, inspect.samples, inspect.episode, events.events, lineage.lineage),
+    "Inspect": (inspect.runs, inspect.show, inspect.samples, inspect.episode, events.events, lineage.lineage, events.track),
 }
 for _panel, _functions in _VERBS.items():
     for _function in _functions:

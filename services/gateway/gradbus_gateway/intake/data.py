@@ -158,7 +158,7 @@ class DataIntake:
         roots = self._settings.model_roots
         path = await asyncio.to_thread(under_roots, source, roots)
         if path is None:
-            return Fault("", "no file or folder that the server may read", source, allowed_paths(roots))
+            return Fault("", "not a file or folder that the server may read", source, allowed_paths(roots))
         try:
             return [DatasetFile(file.name, file) for file in await asyncio.to_thread(data_files, path)]
         except OSError as error:
