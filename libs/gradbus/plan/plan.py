@@ -12,7 +12,7 @@ from gradbus.plan.memory import Bill, Tenant
 from gradbus.plan.times import StepTimes, step_times
 from gradbus.plan.workload import Workload
 from gradbus.spec import RunSpec
-from gradbus.spec.placement_faults import placement_faults
+from gradbus.spec.rollout_faults import placement_faults
 
 Placement = Literal["separate", "shared", "timed"]
 _TRAINER_CHANGES: Final[Mapping[str, dict[str, Any]]] = {

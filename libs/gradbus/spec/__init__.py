@@ -1,6 +1,7 @@
 """The run spec: REST body, TOML file, JSON Schema and documentation in one model."""
 
 from gradbus.spec.algorithm import AlgorithmSpec, EntropyControlSpec, KlControlSpec, Whiten
+from gradbus.spec.data import MAX_FILES, DataSpec, MixtureSpec, RowFilter, Sources
 from gradbus.spec.faults import MAX_FAULTS, parse_spec, refuse_unstorable
 from gradbus.spec.kinds import PAIR_KINDS, PREFERENCE_KINDS, Kind, PreferenceSpec, RowColumns
 from gradbus.spec.presets import PRESETS
@@ -26,7 +27,6 @@ from gradbus.spec.sections import (
     AncestorSpec,
     CheckpointSpec,
     CriticSpec,
-    DataSpec,
     DeepSpeedSpec,
     EnvironmentSpec,
     EvaluationSpec,
@@ -46,6 +46,7 @@ from gradbus.spec.sections import (
 __all__ = [
     "EVALUATED_VERSIONS",
     "MAX_FAULTS",
+    "MAX_FILES",
     "PAIR_KINDS",
     "PREFERENCE_KINDS",
     "PRESETS",
@@ -69,6 +70,7 @@ __all__ = [
     "LineageSpec",
     "LoraSpec",
     "MathGrader",
+    "MixtureSpec",
     "ModelSpec",
     "MultiGrader",
     "PreferenceSpec",
@@ -78,10 +80,12 @@ __all__ = [
     "RewardSpec",
     "RolloutSpec",
     "RowColumns",
+    "RowFilter",
     "RunSpec",
     "ScheduleSpec",
     "ScriptGrader",
     "SimpleGrader",
+    "Sources",
     "StringCheckGrader",
     "TagsGrader",
     "TeacherSpec",

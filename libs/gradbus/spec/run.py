@@ -8,12 +8,12 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gradbus.spec.algorithm import AlgorithmSpec
+from gradbus.spec.data import DataSpec
 from gradbus.spec.kinds import PAIR_KINDS, Kind, PreferenceSpec, RowColumns, columns_of, with_kind
 from gradbus.spec.presets import with_critic
 from gradbus.spec.reward.section import RewardSpec
 from gradbus.spec.sections import (
     CheckpointSpec,
-    DataSpec,
     Dtype,
     EnvironmentSpec,
     EvaluationSpec,

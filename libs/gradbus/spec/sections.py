@@ -91,25 +91,6 @@ class ModelSpec(Section):
         return f"{self.path}@{self.revision}" if self.revision else self.source
 
 
-class DataSpec(Section):
-    """JSON Lines files: one object a line."""
-
-    train: str = Field(min_length=1, max_length=4096, description="Path, or the digest of an uploaded file.")
-    eval: str | None = Field(None, max_length=4096, description="Held-out rows, never trained on.")
-    prompt: ColumnName = Field("prompt", description="Column with the prompt: text, or a list of chat messages.")
-    completion: ColumnName = Field(
-        "completion", description="`sft` and `kto`: column with the response to the prompt: text, or chat messages."
-    )
-    messages: ColumnName | None = Field(
-        None,
-        description="`sft` and `kto`: column with whole conversations, in place of prompt and completion. Every turn of the assistant is "
-        "trained.",
-    )
-    chosen: ColumnName = Field("chosen", description="Pairs: column with the better response.")
-    rejected: ColumnName = Field("rejected", description="Pairs: column with the worse response.")
-    label: ColumnName = Field("label", description="`kto`: column with true for a desirable response and false for an undesirable one.")
-
-
 class RolloutSpec(Section):
     """How samples are generated."""
 

@@ -14,7 +14,8 @@ from gradbus.v1.group_pb2 import LogEntry, Verdict
 from gradbus.v1.task_pb2 import GroupsSampled, TaskKind
 from gradbus.v1.weights_pb2 import Frontier, TrainerProgress, WeightManifest
 from gradbus_conductor.groups import dispatch
-from gradbus_conductor.groups.dataset import DataOrder, Dataset, RunData
+from gradbus_conductor.groups.dataset import Dataset, RunData
+from gradbus_conductor.groups.order import DataOrder
 from gradbus_conductor.run import loop as loop_module
 from gradbus_conductor.run.context import RunContext
 from gradbus_conductor.run.learning_signal import LearningSignal

@@ -16,6 +16,7 @@ from gradbus.experience import GroupStore
 from gradbus.telemetry import Metrics, get_logger
 from gradbus.v1.group_pb2 import Group, LogEntry
 from gradbus_conductor.clients import Clients
+from gradbus_conductor.groups.dataset import Items
 from gradbus_conductor.groups.dispatch import Dispatcher
 from gradbus_conductor.groups.first_answers import FirstAnswers
 from gradbus_conductor.groups.scoring import Scoring
@@ -30,7 +31,7 @@ class PipelineConfig:
     """The work of a pipeline."""
 
     record: RunRecord
-    items: Sequence[str]
+    items: Items
     """Dataset rows as JSON."""
     row: Callable[[int], int]
     """Index to row."""

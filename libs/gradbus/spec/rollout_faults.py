@@ -1,4 +1,4 @@
-"""Settings that do not fit a device which trainer and engine share."""
+"""Settings that do not fit a device which trainer and engine share, or with which a mixture's routes cannot be replayed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from gradbus.errors import Fault
 from gradbus.spec.engine_traits import engines_with
 
 _MOST_STALENESS: Final = 1
+_REPLAY: Final = "rollout.routing_replay"
 
 
 def placement_faults(sections: Mapping[str, Any]) -> Iterator[Fault]:
@@ -52,3 +53,20 @@ def _timed_faults(rollout: Any, sections: Mapping[str, Any]) -> Iterator[Fault]:
     if trainer and trainer.deepspeed.offload != "none":
         allowed = '"none": between its turns all of the trainer is in host memory'
         yield Fault("trainer.deepspeed.offload", "DeepSpeed moves the same state by itself", f'"{trainer.deepspeed.offload}"', allowed)
+
+
+def replay_faults(sections: Mapping[str, Any], numerics: object) -> Iterator[Fault]:
+    """A fault for each setting that `rollout.routing_replay` excludes. `sections` are those that are valid by themselves."""
+    rollout, trainer = sections.get("rollout"), sections.get("trainer")
+    if rollout is None or not rollout.routing_replay:
+        return
+    if not rollout.traits.returns_routes:
+        engines = " or ".join(f'"{name}"' for name in engines_with("returns_routes"))
+        yield Fault(_REPLAY, f"the {rollout.engine} engine returns no routes", "true", f"false, or rollout.engine = {engines}")
+    elif rollout.pause == "retract":
+        message = "a sample that is retracted is computed again, and returns new routes beside its old log-probabilities"
+        yield Fault("rollout.pause", message, '"retract"', '"abort" or "in_place", or rollout.routing_replay = false')
+    if numerics == "batch_invariant":
+        yield Fault(_REPLAY, "experts are not computed with batch-invariant operators", "true", 'false, or numerics = "fast"')
+    if trainer and trainer.backend != "torch":
+        yield Fault(_REPLAY, f"the {trainer.backend} backend replays no routes", "true", 'false, or trainer.backend = "torch"')

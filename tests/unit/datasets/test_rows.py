@@ -1,17 +1,24 @@
 """JSON Lines and the prompts in them."""
 
+import io
 import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gradbus.datasets import jsonl
+from gradbus.datasets.jsonl import MAX_ROW_BYTES, numbered
+from gradbus.datasets.rows import MAX_COLUMNS
 from gradbus.errors import DatasetError
-from gradbus.formats.jsonl import MAX_COLUMNS, MAX_LINES, MAX_ROW_BYTES, inspect, prompts_object, rows
 from gradbus.spec import RowColumns
 
 CHAT = [{"role": "user", "content": "hello"}]
 TEXT = st.text(min_size=1)
+
+
+def rows(data):
+    return [row for _, row in numbered(io.BytesIO(data))]
 
 
 def lines(*found):
@@ -23,15 +30,10 @@ def test_rows_survive_a_round_trip(found):
     assert rows(lines(*found)) == found
 
 
-@given(st.lists(TEXT, min_size=1))
-def test_the_prompts_object_keeps_order_and_drops_all_else(prompts):
+def test_workers_see_every_prompt_on_the_line_of_its_row_and_nothing_else(prompts_of):
+    prompts = ["a", "\u2028b\x85", "c\nd"]
     data = lines(*({"question": prompt, "answer": "secret"} for prompt in prompts))
-    assert rows(prompts_object(data, RowColumns("question"))) == [{"prompt": prompt} for prompt in prompts]
-
-
-def test_the_prompts_object_keeps_every_prompt_on_its_line():
-    data = b'\n{"prompt": "a", "answer": 1}\n\n \n{"prompt": "b"}\n'
-    assert prompts_object(data, RowColumns("prompt")) == b'\n{"prompt": "a"}\n\n\n{"prompt": "b"}\n'
+    assert prompts_of(data, RowColumns("question")) == [{"prompt": prompt} for prompt in prompts]
 
 
 def test_blank_lines_and_windows_line_ends_are_no_rows():
@@ -41,8 +43,6 @@ def test_blank_lines_and_windows_line_ends_are_no_rows():
 @pytest.mark.parametrize(
     ("data", "words"),
     [
-        (b"", "no rows"),
-        (b" \n\n", "no rows"),
         (b'{"a": 1}\n{\n', r"line 2 is not JSON \(Expecting .*, column 2\)"),
         (b"[1]", "line 1 is a list"),
         (b"\xff", "line 1 is not JSON"),
@@ -61,15 +61,24 @@ def test_what_is_no_dataset_is_named_by_its_line(data, words):
         rows(data)
 
 
-def test_rows_and_lines_are_bounded():
-    with pytest.raises(DatasetError, match=f"line 2 has {MAX_ROW_BYTES + 9} bytes, at most {MAX_ROW_BYTES}"):
+def test_rows_and_lines_are_bounded(monkeypatch):
+    with pytest.raises(DatasetError, match=f"line 2 has more than {MAX_ROW_BYTES} bytes"):
         rows(b"\n" + b'{"a": "' + b"x" * MAX_ROW_BYTES + b'"}')
-    with pytest.raises(DatasetError, match=f"more than {MAX_LINES} lines"):
-        rows(b"\n" * MAX_LINES + b'{"a": 1}')
+    [(line, _)] = numbered(io.BytesIO(b'\n{"a": "' + b"x" * (MAX_ROW_BYTES - 9) + b'"}\n'))
+    assert line == 2
+    monkeypatch.setattr(jsonl, "MAX_LINES", 3)
+    with pytest.raises(DatasetError, match="more than 3 lines"):
+        rows(b"\n" * 3 + b'{"a": 1}')
 
 
-def test_inspection_finds_rows_common_columns_and_chat():
-    info = inspect(lines({"prompt": "a", "answer": 1}, {"prompt": CHAT, "answer": 2, "note": "x"}), RowColumns("prompt"))
+@pytest.mark.parametrize("data", [b"", b" \n\n"])
+def test_a_dataset_without_rows_is_refused(prepared, data):
+    with pytest.raises(DatasetError, match="no rows"):
+        prepared(data)
+
+
+def test_a_pass_finds_rows_common_columns_and_chat(prepared):
+    info, _ = prepared(lines({"prompt": "a", "answer": 1}, {"prompt": CHAT, "answer": 2, "note": "x"}))
     assert (info.rows, info.columns, info.chat) == (2, {"prompt", "answer"}, True)
     assert info.longest == len(lines({"prompt": CHAT, "answer": 2, "note": "x"}))
 
@@ -78,6 +87,7 @@ def test_inspection_finds_rows_common_columns_and_chat():
     ("row", "words"),
     [
         ({"promt": "a"}, "did you mean data.prompt = 'promt'"),
+        ({"question": "a", "answer": "b"}, "did you mean data.prompt = 'question'"),
         ({"prompt": ""}, "empty prompt"),
         ({"prompt": 3}, "a number"),
         ({"prompt": []}, "a list"),
@@ -87,24 +97,24 @@ def test_inspection_finds_rows_common_columns_and_chat():
         ({"prompt": "a", "x" * 257: 0}, "a column whose name is longer than 256"),
     ],
 )
-def test_a_wrong_prompt_is_named_by_its_line(row, words):
+def test_a_wrong_prompt_is_named_by_its_line(prepared, row, words):
     with pytest.raises(DatasetError, match=words) as refused:
-        inspect(b"\n" + lines({"prompt": "fine"}, row), RowColumns("prompt"))
+        prepared(b"\n" + lines({"prompt": "fine"}, row))
     assert "line 3" in str(refused.value)
 
 
-def test_a_fault_of_a_wide_row_is_short():
+def test_a_fault_of_a_wide_row_is_short(prepared):
     with pytest.raises(DatasetError, match="and 880 more") as refused:
-        inspect(lines({f"{'wide' * 50}{number}": 0 for number in range(900)}), RowColumns("prompt"))
+        prepared(lines({f"{'wide' * 50}{number}": 0 for number in range(900)}))
     assert len(str(refused.value)) < 6000
 
 
 @given(st.dictionaries(st.text(st.characters(codec=None)), st.text(st.characters(codec=None)) | st.floats() | st.integers()))
-def test_every_row_is_refused_or_can_be_sent_as_json_and_utf_8(row):
-    data = json.dumps(row | {"prompt": "a"}).encode()
+def test_every_row_is_refused_or_can_be_stored_as_a_line(row):
+    data = json.dumps(row).encode()
     try:
-        inspect(data, RowColumns("prompt"))
+        [found] = rows(data)
     except DatasetError:
         return
-    [found] = rows(data)
-    assert rows(json.dumps(found, ensure_ascii=False, allow_nan=False).encode()) == [found]
+    line = jsonl.as_line(found)
+    assert (rows(line), line.count(b"\n")) == ([found], 1)
