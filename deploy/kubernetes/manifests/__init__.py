@@ -6,6 +6,7 @@ from typing import Final
 
 from gradbus.deploy.kubernetes import namespace_object
 from gradbus.deploy.roles import ROLES, container_placement, role_environment
+from manifests.chart import chart
 from manifests.documents import NOTE, Object, identity, named, patched, text
 from manifests.network import policies
 from manifests.overlays import overlays
@@ -57,7 +58,7 @@ def written() -> dict[str, str]:
         files[f"{folder}/kustomization.yaml"] = _kustomization("Component", f"# {overlay.about}\n", **resources, **patches)
         more = {"namespace": NAMESPACE, "resources": ["../../base"], "components": [f"../../components/{name}"]}
         files[f"overlays/{name}/kustomization.yaml"] = _kustomization(comment=f"# {overlay.about}\n", **more)
-    return files
+    return files | chart({"base": effective(), **{name: effective(name) for name in overlays()}})
 
 
 def _file(one: Object) -> str:

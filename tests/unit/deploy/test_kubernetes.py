@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -42,7 +43,7 @@ def objects(request, manifests):
 
 
 def test_the_files_are_what_the_table_of_roles_renders(manifests):
-    folders = [FOLDER / part for part in ("base", "components", "overlays")]
+    folders = [FOLDER / part for part in ("base", "components", "overlays", "chart")]
     on_disk = {str(path.relative_to(FOLDER)): path.read_text() for folder in folders for path in folder.rglob("*.yaml")}
     assert on_disk == manifests.written(), "run python deploy/kubernetes/build.py"
 
@@ -53,6 +54,59 @@ def test_kustomize_builds_the_same_objects(manifests, overlay):
     built = subprocess.run(["kustomize", "build", str(FOLDER / overlay)], capture_output=True, text=True, check=True).stdout
     ours = {identity(one): without_namespace(one) for one in manifests.effective(overlay.removeprefix("base").removeprefix("overlays/"))}
     assert {identity(one): without_namespace(one) for one in yaml.safe_load_all(built)} == ours
+
+
+HELM = os.environ.get("GRADBUS_TEST_HELM_PYTHON", "")
+"""An interpreter with the package helm-sdkpy, which is Helm itself and needs a newer Python than we do."""
+LINT = """
+import asyncio, helm_sdkpy, sys
+print(asyncio.run(helm_sdkpy.Lint(helm_sdkpy.Configuration(namespace="gradbus")).run(sys.argv[1])))
+"""
+
+
+def helm_renders(chart, folder, **values):
+    """The chart's objects. The package has no `helm template`; but where a chart is only checked, Helm logs what `fail` is told."""
+    copy = shutil.copytree(chart, folder / "chart", dirs_exist_ok=True)
+    template = copy / "templates/objects.yaml"
+    template.write_text(template.read_text().replace("{{ tpl $objects . }}", "{{ fail (tpl $objects .) }}"))
+    (copy / "values.yaml").write_text(yaml.safe_dump(yaml.safe_load((copy / "values.yaml").read_text()) | values))
+    logged = subprocess.run([HELM, "-c", LINT, str(copy)], capture_output=True, text=True, check=True).stderr
+    (message,) = re.findall(r'message=(".*")$', logged, re.MULTILINE)
+    return {identity(one): one for one in yaml.safe_load_all(json.loads(message))}
+
+
+@pytest.mark.skipif(not HELM, reason="GRADBUS_TEST_HELM_PYTHON names no interpreter with helm-sdkpy")
+@pytest.mark.parametrize("profile", ["base", *OVERLAYS])
+def test_helm_renders_the_same_objects(manifests, tmp_path, profile):
+    ours = {identity(one): one for one in manifests.effective(profile.removeprefix("base")) if one["kind"] != "Namespace"}
+    assert helm_renders(FOLDER / "chart", tmp_path, profile=profile) == ours
+
+
+@pytest.mark.skipif(not HELM, reason="GRADBUS_TEST_HELM_PYTHON names no interpreter with helm-sdkpy")
+def test_values_change_images_replicas_and_settings(tmp_path):
+    values = {
+        "registry": "registry.example/",
+        "tag": "2",
+        "replicas": {"rollout": 0},
+        "objects": {"AWS_ENDPOINT_URL": "https://s3.example"},
+    }
+    found = helm_renders(FOLDER / "chart", tmp_path, **values)
+    rollout = found["Deployment", "rollout"]["spec"]
+    assert (rollout["replicas"], rollout["template"]["spec"]["containers"][0]["image"]) == (0, "registry.example/gradbus/rollout:2")
+    where = {"AWS_ENDPOINT_URL": "https://s3.example", "AWS_REGION": "us-east-1", "GRADBUS_OBJECTS_URL": "s3://gradbus"}
+    assert found["ConfigMap", "gradbus-objects"]["data"] == where
+
+
+@pytest.mark.skipif(not HELM, reason="GRADBUS_TEST_HELM_PYTHON names no interpreter with helm-sdkpy")
+def test_an_unknown_profile_is_refused(tmp_path):
+    logged = subprocess.run([HELM, "-c", LINT, str(with_profile(tmp_path, "big"))], capture_output=True, text=True, check=True).stderr
+    assert "there is no profile big; set profile to base, dev, gpu, spot, ha" in logged
+
+
+def with_profile(folder, profile):
+    copy = shutil.copytree(FOLDER / "chart", folder / "chart")
+    (copy / "values.yaml").write_text(f"profile: {profile}\n")
+    return copy
 
 
 def identity(one):
