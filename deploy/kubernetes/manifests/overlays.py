@@ -7,9 +7,10 @@ from typing import Any, Final
 
 from gradbus.deploy.kubernetes import NATS_SERVERS
 from gradbus.deploy.roles import ROLES
-from manifests.documents import Object, patch, selector
+from manifests.documents import Object, named, patch, selector
 from manifests.network import inside_storage, peers_policy
-from manifests.pods import SECRETS, Needs, mount
+from manifests.pods import NODE_LOST, SECRETS, Needs, mount
+from manifests.ranks import queued_ranks, stateful_ranks
 from manifests.servers import S3_PORT, objects
 from manifests.services import OBJECTS, SETTINGS, VERSION, WORKLOADS, Workload, deployment
 
@@ -37,7 +38,7 @@ class Overlay:
 
 def overlays() -> dict[str, Overlay]:
     """By the name of the folder."""
-    return {"dev": dev(), "gpu": gpu(), "spot": spot(), "ha": ha()}
+    return {"dev": dev(), "gpu": gpu(), "spot": spot(), "ha": ha(), "ranks": ranks(), "kueue": kueue(), "keda": keda()}
 
 
 def dev() -> Overlay:
@@ -79,7 +80,7 @@ def gpu() -> Overlay:
         changes["volumeMounts"] = [mount("shm", "/dev/shm")]  # noqa: S108 - memory that ranks and servers share
         if role == "rollout":  # SGLang's image has a Python of its own
             changes["command"] = ["/opt/gradbus/bin/python", "-m", ROLES[role].module]
-        patches.append(_container(_workload(role), changes, tolerations=[_GPU_TOLERATION], volumes=[shared]))
+        patches.append(_container(_workload(role), changes, tolerations=[*NODE_LOST, _GPU_TOLERATION], volumes=[shared]))
     return Overlay("A GPU for each trainer, rollout worker and reference service. Not tried on a GPU.", (), tuple(patches))
 
 
@@ -89,7 +90,7 @@ def spot() -> Overlay:
     terms = [{"matchExpressions": [{"key": key, "operator": "In", "values": [value]}]} for key, value in SPOT_LABELS.items()]
     pod = pool["spec"]["template"]["spec"]
     pod["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
-    pod["tolerations"] = [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in _SPOT_TAINTS]
+    pod["tolerations"] = [*NODE_LOST, *({"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in _SPOT_TAINTS)]
     pod["terminationGracePeriodSeconds"] = NOTICE_SECONDS
     return Overlay("Rollout workers on spot nodes, beside those on nodes that stay.", (pool,))
 
@@ -107,6 +108,40 @@ def ha() -> Overlay:
     ]
     about = "NATS of three servers on three nodes, and more replicas. Start a new deployment with it."
     return Overlay(about, (peers_policy(),), tuple(patches))
+
+
+def ranks() -> Overlay:
+    """A trainer of several pods in place of a trainer of one."""
+    return Overlay("A trainer of two ranks, one in each pod, in place of a trainer of one.", tuple(stateful_ranks()), (_NO_TRAINER,))
+
+
+def kueue() -> Overlay:
+    """The same as a JobSet in a queue."""
+    about = "A trainer of two ranks as a JobSet that Kueue admits whole. The server accepts it; no controller of them has run it."
+    return Overlay(about, tuple(queued_ranks()), (_NO_TRAINER,))
+
+
+_NO_TRAINER: Final = patch("Deployment", "trainer", {"replicas": 0})
+
+
+def keda() -> Overlay:
+    """Rollout workers by the number of groups that wait for their samples."""
+    asks = {"serverAddress": PROMETHEUS, "query": WAITING, "threshold": str(GROUPS_PER_WORKER)}
+    spec = {
+        "scaleTargetRef": {"name": "rollout"},
+        "minReplicaCount": 1,
+        "maxReplicaCount": 20,
+        "cooldownPeriod": 300,
+        "triggers": [{"type": "prometheus", "metadata": asks}],
+    }
+    about = "Rollout workers by the groups that wait for samples. The server accepts it; no controller of KEDA has run it."
+    return Overlay(about, (named("keda.sh/v1alpha1", "ScaledObject", "rollout", "rollout", spec=spec),))
+
+
+PROMETHEUS: Final = "http://prometheus.monitoring:9090"
+WAITING: Final = 'sum(gradbus_groups_waiting{gradbus_stage="sampling"}) or vector(0)'
+GROUPS_PER_WORKER: Final = 32
+"""As many as a task names at most."""
 
 
 def _workload(role: str) -> Workload:

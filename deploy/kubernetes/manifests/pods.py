@@ -13,6 +13,11 @@ USER: Final = 10001
 SECRETS: Final = "/run/gradbus"
 ENDPOINTS_SECONDS: Final = 5
 """Time in which a server still answers after its pod began to end, so that nobody is sent to it any more."""
+NODE_LOST: Final[list[Object]] = [
+    {"key": f"node.kubernetes.io/{state}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}
+    for state in ("not-ready", "unreachable")
+]
+"""A pod of a lost node is replaced after 30 s, and not after the usual 300: processes recover, so a mistake costs little."""
 DRAIN_SECONDS: Final = 30
 """A service drains for at most 20 s and gives its threads 5 s more."""
 
@@ -79,6 +84,7 @@ def pod_template(component: str, containers: list[Object], volumes: list[Object]
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "topologySpreadConstraints": [_spread(component, key) for key in ("topology.kubernetes.io/zone", "kubernetes.io/hostname")],
+        "tolerations": NODE_LOST,
         **more,
         "containers": containers,
         "volumes": volumes,

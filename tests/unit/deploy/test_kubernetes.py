@@ -23,6 +23,8 @@ ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "deploy/kubernetes"
 OVERLAYS = sorted(path.name for path in (FOLDER / "overlays").iterdir())
 VERSIONS = [f"1.{minor}" for minor in range(30, 38)]
+CUSTOM = {"jobset.x-k8s.io", "kueue.x-k8s.io", "keda.sh"}
+"""Groups of extensions, whose schemas the cluster has."""
 WORKLOADS = {"Deployment", "StatefulSet"}
 SERVERS = {"nats", "buffer"}
 HOSTS = {role.hostname: role for role in ROLES.values()}
@@ -100,7 +102,7 @@ def test_values_change_images_replicas_and_settings(tmp_path):
 @pytest.mark.skipif(not HELM, reason="GRADBUS_TEST_HELM_PYTHON names no interpreter with helm-sdkpy")
 def test_an_unknown_profile_is_refused(tmp_path):
     logged = subprocess.run([HELM, "-c", LINT, str(with_profile(tmp_path, "big"))], capture_output=True, text=True, check=True).stderr
-    assert "there is no profile big; set profile to base, dev, gpu, spot, ha" in logged
+    assert "there is no profile big; set profile to base, dev, gpu, spot, ha, ranks, kueue, keda" in logged
 
 
 def with_profile(folder, profile):
@@ -133,6 +135,8 @@ def every_object(manifests):
 def test_every_object_has_the_form_of_kubernetes(every_object, monkeypatch, version):
     monkeypatch.setattr(utils, "schema_contents", cache(utils.schema_contents))
     for one in every_object:
+        if one["apiVersion"].partition("/")[0] in CUSTOM:
+            continue
         assert utils.validate(one, version, strict=True) == version, identity(one)
 
 
@@ -151,7 +155,7 @@ def containers(objects):
 
 def test_every_role_has_a_workload_and_every_server_with_state_a_volume(objects):
     assert pods(objects).keys() >= HOSTS.keys() | SERVERS
-    claims = {one["metadata"]["name"] for one in objects if one["kind"] == "StatefulSet" and one["spec"]["volumeClaimTemplates"]}
+    claims = {one["metadata"]["name"] for one in objects if one["kind"] == "StatefulSet" and "volumeClaimTemplates" in one["spec"]}
     assert claims >= SERVERS
 
 
@@ -268,8 +272,10 @@ def test_policies_let_exactly_the_wires_through(objects):
     wires |= {("trainer", "rollout", 0), ("rollout", "trainer", 0)}
     if "objects" in pods(objects):
         wires |= {(role.hostname, "objects", 8333) for role in ROLES.values() if role.stores_objects}
-    peers = {("nats", "nats", 6222)} if any(identity(one) == ("NetworkPolicy", "nats-peers") for one in objects) else set()
-    assert allowed(objects) == wires | peers
+    names = {one["metadata"]["name"] for one in objects if one["kind"] == "NetworkPolicy"}
+    wires |= {("nats", "nats", 6222)} if "nats-peers" in names else set()
+    wires |= {("trainer", "trainer", 0)} if "trainer-ranks" in names else set()
+    assert allowed(objects) == wires
 
 
 def test_nothing_is_allowed_by_default_and_no_rule_is_for_every_pod(objects):
@@ -305,3 +311,23 @@ def test_a_worker_on_a_gpu_asks_for_one_and_has_no_limit_of_allocations(manifest
         assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
         variables = {one["name"]: one.get("value") for one in container["env"]}
         assert (variables["GRADBUS_DEVICE"], "GRADBUS_MEMORY_LIMIT" in variables) == ("cuda", False)
+
+
+def test_ranks_differ_by_their_number_alone_and_meet_at_the_first(manifests):
+    objects = {identity(one): one for one in manifests.effective("ranks")}
+    assert objects["Deployment", "trainer"]["spec"]["replicas"] == 0
+    (container,) = objects["StatefulSet", "trainer-ranks"]["spec"]["template"]["spec"]["containers"]
+    variables = {one["name"]: one.get("value") for one in container["env"]}
+    assert variables["WORLD_SIZE"] == str(objects["StatefulSet", "trainer-ranks"]["spec"]["replicas"])
+    assert variables["MASTER_ADDR"] == "trainer-ranks-0." + objects["Service", "trainer-ranks"]["metadata"]["name"]
+    shown = ["sh", "-c", container["command"][-1].replace("exec python", "env #")]
+    said = subprocess.run(shown, env={"POD_NAME": "trainer-ranks-1"}, capture_output=True, text=True, check=True)
+    assert "RANK=1" in said.stdout.split()
+
+
+def test_workers_are_scaled_by_a_metric_that_there_is(manifests):
+    (scaled,) = (one for one in manifests.effective("keda") if one["kind"] == "ScaledObject")
+    query = scaled["spec"]["triggers"][0]["metadata"]["query"]
+    used = (ROOT / "deploy/grafana/dashboards").glob("*.json")
+    assert any("gradbus_groups_waiting" in path.read_text() for path in used)
+    assert "gradbus_groups_waiting" in query
