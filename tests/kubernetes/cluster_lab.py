@@ -21,8 +21,6 @@ NAMESPACE = "gradbus"
 START_SECONDS = 600
 RUN_SECONDS = 900
 FINAL = ("succeeded", "failed", "cancelled")
-    "deployments,statefulsets,pods,services,configmaps,secrets,serviceaccounts,networkpolicies,poddisruptionbudgets,persistentvolumeclaims"
-)
 
 
 class Cluster:
@@ -33,6 +31,8 @@ class Cluster:
         self.environment = {**os.environ, "KUBECONFIG": os.environ["GRADBUS_TEST_KUBECONFIG"]}
         # For a server that is older than the manifests: a command that reads them and applies them in its own way.
         self.apply_command = shlex.split(os.environ.get("GRADBUS_TEST_APPLY", "kubectl apply --server-side -f -"))
+        # Each takes the name of a node.
+        self.node_off, self.node_on = (os.environ.get(f"GRADBUS_TEST_NODE_{what}", "") for what in ("OFF", "ON"))
         self._forward: subprocess.Popen[bytes] | None = None
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -48,6 +48,10 @@ class Cluster:
         )
         assert not check or done.returncode == 0, f"{shlex.join(command)}\n{done.stdout[-2000:]}{done.stderr[-3000:]}"
         return done.stdout
+
+    def command(self, given: str, node: str) -> None:
+        """Runs an operator's command for a node."""
+        self._said([*shlex.split(given), node])
 
     def install(self) -> None:
         """Both commands, and waits until all pods are ready."""

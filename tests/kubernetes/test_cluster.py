@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import time
+
 import httpx2
+import pytest
 from cluster_lab import NAMESPACE, digest_of, until
 from smoke import EXAMPLE
 
@@ -43,6 +46,20 @@ def test_the_buffer_is_lost_with_its_volume(cluster, client, spec, true_digest):
     until(client, run, 15)
     cluster.lose_volume("buffer")
     assert finished(client, run, spec) == ("succeeded", true_digest)
+
+
+def test_a_node_is_lost_and_comes_back(cluster, client, spec, true_digest):
+    if not (cluster.node_off and cluster.node_on):
+        pytest.skip("GRADBUS_TEST_NODE_OFF and GRADBUS_TEST_NODE_ON are no commands that turn a node off and on")
+    run = client.submit(spec, EXAMPLE)["id"]
+    until(client, run, 10)
+    node = cluster("get", "pod", "-l", "app.kubernetes.io/component=trainer", "-o", "jsonpath={.items[0].spec.nodeName}")
+    cluster.command(cluster.node_off, node)
+    cluster("wait", "--for=condition=Ready=false", f"node/{node}", "--timeout=120s", check=False)
+    time.sleep(45)  # until the pods of the lost node have been given up
+    cluster.command(cluster.node_on, node)
+    assert finished(client, run, spec) == ("succeeded", true_digest)
+    cluster.wait()
 
 
 def test_everything_is_replaced_as_by_an_upgrade(cluster, client, spec, true_digest):
