@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -16,7 +17,7 @@ from gradbus.client import Client, RetryPolicy
 from gradbus.errors import ApiError, StackError
 
 ROOT = Path(__file__).parents[2]
-MANIFESTS = ROOT / "deploy/kubernetes/overlays/dev"
+MANIFESTS = ROOT / "deploy/kubernetes"
 NAMESPACE = "gradbus"
 START_SECONDS = 600
 RUN_SECONDS = 900
@@ -31,6 +32,7 @@ class Cluster:
         self.environment = {**os.environ, "KUBECONFIG": os.environ["GRADBUS_TEST_KUBECONFIG"]}
         # For a server that is older than the manifests: a command that reads them and applies them in its own way.
         self.apply_command = shlex.split(os.environ.get("GRADBUS_TEST_APPLY", "kubectl apply --server-side -f -"))
+        self.components = os.environ.get("GRADBUS_TEST_COMPONENTS", "dev").split()
         # Each takes the name of a node.
         self.node_off, self.node_on = (os.environ.get(f"GRADBUS_TEST_NODE_{what}", "") for what in ("OFF", "ON"))
         self._forward: subprocess.Popen[bytes] | None = None
@@ -62,7 +64,16 @@ class Cluster:
 
     def manifests(self) -> str:
         """What `kubectl apply -k` sends; by kustomize itself where kubectl has an old one inside."""
-        return self._said(["kustomize", "build", str(MANIFESTS)] if shutil.which("kustomize") else ["kubectl", "kustomize", str(MANIFESTS)])
+        folder = self.state / "kustomization"
+        folder.mkdir()
+        there = os.path.relpath(MANIFESTS, folder.resolve())
+        content = {
+            "namespace": NAMESPACE,
+            "resources": [f"{there}/base"],
+            "components": [f"{there}/components/{name}" for name in self.components],
+        }
+        (folder / "kustomization.yaml").write_text(json.dumps(content))
+        return self._said([*(["kustomize", "build"] if shutil.which("kustomize") else ["kubectl", "kustomize"]), str(folder)])
 
     def wait(self) -> None:
         """Until every pod that is wanted is ready."""

@@ -48,6 +48,22 @@ def test_the_buffer_is_lost_with_its_volume(cluster, client, spec, true_digest):
     assert finished(client, run, spec) == ("succeeded", true_digest)
 
 
+def test_a_clustered_nats_loses_each_server_and_then_its_quorum(cluster, client, spec, true_digest):
+    if "ha" not in cluster.components:
+        pytest.skip("GRADBUS_TEST_COMPONENTS does not name ha")
+    run = client.submit(spec, EXAMPLE)["id"]
+    for number in range(3):
+        until(client, run, 5 + 10 * number)
+        cluster("delete", "pod", f"nats-{number}", "--force", "--grace-period=0", "--wait=false")
+    until(client, run, 35)
+    cluster("scale", "statefulset", "nats", "--replicas=1")
+    cluster("wait", "--for=delete", "pod/nats-1", "--timeout=120s", check=False)
+    time.sleep(20)  # nothing can be written meanwhile
+    cluster("scale", "statefulset", "nats", "--replicas=3")
+    assert finished(client, run, spec) == ("succeeded", true_digest)
+    cluster.wait()
+
+
 def test_a_node_is_lost_and_comes_back(cluster, client, spec, true_digest):
     if not (cluster.node_off and cluster.node_on):
         pytest.skip("GRADBUS_TEST_NODE_OFF and GRADBUS_TEST_NODE_ON are no commands that turn a node off and on")
