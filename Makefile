@@ -32,10 +32,10 @@ IN_TWO = python -m pytest -m "not slow and not engines" -n 2 --dist loadfile --n
 PROTOC = python -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) proto/gradbus/v1/*.proto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-tools demo-faults demo-compose test test-faults test-recipes test-compose test-engines check types promises proto proto-image proto-drift fmt bench load profile gpu-check
+.PHONY: help demo demo-tools demo-faults demo-compose test test-faults test-recipes test-compose test-kubernetes test-engines check types promises proto proto-image proto-drift fmt bench load profile gpu-check
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.installed-demo  ## a language model learns to add, in under three minutes
 	@python examples/demo.py $(DEMO)
@@ -58,6 +58,9 @@ test-recipes: $(VENV)/.installed-dev  ## each recipe's run with a tiny model, to
 
 test-compose: $(VENV)/.installed-dev  ## the stack in containers: build, runs by curl, crashes, reward swap; needs a Docker engine
 	python -m pytest -m compose $(PYTEST) tests/compose
+
+test-kubernetes: $(VENV)/.installed-dev  ## a deployment on a cluster: runs by REST, kills, lost volumes; needs a cluster: docs/kubernetes.md
+	python -m pytest -m kubernetes $(PYTEST) tests/kubernetes
 
 demo-compose:  ## the demo's run against `docker compose up`, by curl alone; needs Docker and nothing else
 	docker compose up --build --wait

@@ -22,6 +22,8 @@ _BUFFER_BYTES: Final = 2 << 30
 _AUTHORITY: Final = "authority"
 _TLS_DIR: Final = "/run/gradbus"
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+_PEERS: Final = "*.nats-peers"
+"""The servers of a clustered NATS on Kubernetes."""
 _GRAFANA: Final = "secrets/grafana/admin-password"
 
 
@@ -67,9 +69,9 @@ def _made(path: Path, what: str) -> str:
 def _write_certificates(credentials: Credentials, served_hosts: Sequence[str]) -> None:
     """A certificate for each role and each server with its host name, by which callers check it and servers know their callers."""
     issuer = Authority(credentials.folder(_AUTHORITY))
+    more = {"gateway": (*_LOOPBACK, *served_hosts), "nats": (_PEERS,)}
     for role in (*ROLES, "supervisor", "nats", "buffer"):
-        names = [host_name(role), *((*_LOOPBACK, *served_hosts) if role == "gateway" else ())]
-        issuer.issue(credentials.folder(role), names)
+        issuer.issue(credentials.folder(role), [host_name(role), *more.get(role, ())])
 
 
 def _write_grafana(credentials: Credentials) -> None:
