@@ -173,7 +173,7 @@ async def serve(settings: AgentSettings, process: Process) -> None:
     """Serves until the process is asked to stop. Raises SettingsError when an address is taken or the keys cannot be read."""
     registry, agents, live = Registry(), Agents(settings.addresses), LiveCallers(_LOST_SECONDS)
     public_url = settings.public_url.rstrip("/")
-    http = HttpServer(settings.http_listen, create_app(Endpoint(registry, Keyring(settings.api_keys_file), public_url)))
+    http = HttpServer(settings.http_listen, settings.https, create_app(Endpoint(registry, Keyring(settings.api_keys_file), public_url)))
     server = RpcServer(settings.rpc)
     add_EnvironmentServiceServicer_to_server(AgentService(registry, agents, live, public_url), server.server)
     await server.start()

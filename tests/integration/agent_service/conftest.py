@@ -53,7 +53,7 @@ def start_service(folder, free_port, files=None, **settings):
     limits = ["prlimit", f"--nofile={files}"] if files else []
     process = subprocess.Popen([*limits, sys.executable, "-m", "gradbus_agent"], env=environment, stderr=log, stdout=log)
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and process.poll() is None:
         with socket.socket() as attempt:
             if attempt.connect_ex(("127.0.0.1", port)) == 0:
                 break
