@@ -82,7 +82,7 @@ def test_each_role_and_server_has_a_certificate_of_one_authority_with_its_host_n
         assert read_identity(folder).remaining > 0
         names = x509.load_pem_x509_certificate((folder / "tls.crt").read_bytes()).extensions
         hosts = names.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
-        assert hosts == [role.replace("_", "-"), *(["localhost"] if role == "gateway" else [])]
+        assert hosts == [role.replace("_", "-"), *(["localhost"] if role in {"gateway", "agent"} else [])]
         assert (folder / "ca.crt").read_text().strip() == authority(state).strip()
     assert [path.parent.name for path in (state / "secrets").rglob("ca.key")] == ["authority"]
 
