@@ -11,6 +11,7 @@ from gradbus.process import ProcessSettings
 from gradbus.process.settings import Folder
 from gradbus.tls import Certificate, read_certificate
 from gradbus.user_services.addresses import AGENT, AddressPolicy
+from gradbus_agent.spawn import AgentCommand
 
 
 class AgentSettings(ProcessSettings):
@@ -22,6 +23,10 @@ class AgentSettings(ProcessSettings):
     api_keys_file: Path = Field(Path("/etc/gradbus/api-keys.json"), description="Records of the gateway's API keys, by which agents claim.")
     allow_loopback: bool = Field(False, description="Whether addresses of agents may lead to this machine.")
     allowed_hosts: tuple[str, ...] = Field((), description='Hosts that agents may be at, as a JSON list: ["agents", "*.svc"].')
+    agent_commands: dict[str, AgentCommand] = Field(
+        default_factory=dict, description='Agents that are started here, by name, as JSON: {"solver": {"command": ["/opt/x/agent"]}}.'
+    )
+    max_agent_processes: int = Field(16, ge=1, description="Commands of all runs' agents at once; beyond it episodes wait.")
     session_seconds: float = Field(
         900.0, gt=0.0, description="An episode whose rollout worker draws and said nothing for so long is closed."
     )

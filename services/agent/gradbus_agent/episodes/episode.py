@@ -204,6 +204,11 @@ class AgentEpisode:
             return False
         return True
 
+    async def until_over(self) -> None:
+        """Waits until it is over."""
+        while not self.over:
+            await self._wait()
+
     async def first(self, seconds: float) -> Reply:
         """What the agent asks first."""
         if self._opened is None:

@@ -6,7 +6,6 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from functools import partial
 from typing import Any, Final, cast
 
 import uvicorn
@@ -62,6 +61,15 @@ class HttpServer:
             self._server.should_exit = True
             await serving
 
+    @asynccontextmanager
+    async def also_on(self, listener: socket.socket) -> AsyncIterator[None]:
+        """Serves on one more socket, without TLS, inside the block, which lies in that of `serving`."""
+        server = await asyncio.get_running_loop().create_server(self._server.connection, sock=listener)
+        try:
+            yield
+        finally:
+            server.close()
+
 
 class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -69,12 +77,14 @@ class _Server(uvicorn.Server):
         if self.config.ssl is None:
             await super().startup(sockets)
             return
-        protocol: Any = self.config.http_protocol_class  # uvicorn passes more than a protocol of asyncio takes
-        connect = partial(protocol, config=self.config, server_state=self.server_state, app_state={})
         await self.lifespan.startup()
-        listeners = [TlsListener(sock, connect, self.config.ssl, _HEAD_SECONDS) for sock in sockets or ()]
+        listeners = [TlsListener(sock, self.connection, self.config.ssl, _HEAD_SECONDS) for sock in sockets or ()]
         self.servers = [cast("asyncio.Server", listener) for listener in listeners]
         self.started = True
+
+    def connection(self) -> _BoundedConnection:
+        """A new connection."""
+        return _BoundedConnection(config=self.config, server_state=self.server_state, app_state={})
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
