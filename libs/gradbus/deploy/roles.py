@@ -125,7 +125,13 @@ ROLES: Final[Mapping[str, Role]] = {
             serves="grpc",
             serves_agents=True,
             stores_objects=False,
-            operator_settings=("GRADBUS_ALLOWED_HOSTS", "GRADBUS_PUBLIC_URL", "GRADBUS_SESSION_SECONDS"),
+            operator_settings=(
+                "GRADBUS_AGENT_COMMANDS",
+                "GRADBUS_ALLOWED_HOSTS",
+                "GRADBUS_MAX_AGENT_PROCESSES",
+                "GRADBUS_PUBLIC_URL",
+                "GRADBUS_SESSION_SECONDS",
+            ),
         ),
         Role(
             "reference",

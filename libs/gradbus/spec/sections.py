@@ -174,8 +174,8 @@ class EnvironmentSpec(Section):
     agent: str | None = Field(
         None,
         max_length=2048,
-        description="Your own agent plays by `base_url` and key: `pull`, if it claims episodes over HTTP, or http(s)://host:port/path, to "
-        "which each one is posted.",
+        description="Your own agent plays by `base_url` and key: `pull`, if it claims episodes over HTTP, http(s)://host:port/path, to "
+        "which each one is posted, or spawn://name, a command that is started for each one.",
     )
     max_turns: Integer = Field(8, ge=1, le=1024, description="Turns of the policy in an episode.")
     max_tokens: Integer | None = Field(

@@ -345,9 +345,9 @@ _AGENTS: Final = (
         "counter",
         "{turn}",
         ("agent",),
-        "Turns given to agents: extend (the request goes on from a turn), fork (it begins a sequence) or replay (a retry).",
+        "Turns given to agents: extend (the request goes on from a turn), fork (it begins a sequence), untrained or replay (a retry).",
         ("gradbus.agent.outcome",),
-        zeros=each("gradbus.agent.outcome", "extend", "fork", "replay"),
+        zeros=each("gradbus.agent.outcome", "extend", "fork", "untrained", "replay"),
     ),
     Metric(
         "gradbus.agent.refusals",

@@ -12,21 +12,32 @@ import socket
 import ssl
 from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, Protocol, cast
 
 from gradbus.telemetry import get_logger
-from gradbus_gateway.http.connections import BoundedConnection
 
 _log = get_logger(__name__)
 _PAUSE_SECONDS: Final = 1.0
 """After a connection that could not be accepted: most likely there is no file left, and the next attempt would fail at once."""
 
 
+class CountedConnection(Protocol):
+    """An `asyncio.Protocol` that is counted before its connection is made."""
+
+    def accepted(self, host: str, abandon: Callable[[], None]) -> None:
+        """A client at the address `host` has connected; `abandon` ends its handshake."""
+        ...
+
+    def handshake_over(self) -> None:
+        """The handshake has ended. If the connection is not made by now, it never will be."""
+        ...
+
+
 class TlsListener:
     """Accepts connections on a listening socket until it is closed, in place of an `asyncio.Server`."""
 
     def __init__(
-        self, listener: socket.socket, connect: Callable[[], BoundedConnection], context: ssl.SSLContext, seconds: float | None
+        self, listener: socket.socket, connect: Callable[[], CountedConnection], context: ssl.SSLContext, seconds: float | None
     ) -> None:
         """`connect` makes a new connection; its handshake may take `seconds` (None: the event loop's default, a minute)."""
         self._listener = listener
@@ -63,12 +74,12 @@ class TlsListener:
             self._handshakes.add(task)
             task.add_done_callback(self._handshakes.discard)
 
-    async def _handshake(self, client: socket.socket, connection: BoundedConnection) -> None:
-        loop = asyncio.get_running_loop()
+    async def _handshake(self, client: socket.socket, connection: CountedConnection) -> None:
+        loop, protocol = asyncio.get_running_loop(), cast("asyncio.Protocol", connection)
         # What fails is the client's: it speaks no TLS, trusts another authority, is too slow, or gone.
         try:
             with contextlib.suppress(OSError):
-                await loop.connect_accepted_socket(lambda: connection, client, ssl=self._context, ssl_handshake_timeout=self._seconds)
+                await loop.connect_accepted_socket(lambda: protocol, client, ssl=self._context, ssl_handshake_timeout=self._seconds)
         finally:
             connection.handshake_over()
 
