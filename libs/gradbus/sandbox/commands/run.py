@@ -118,7 +118,7 @@ async def _launched(level: Level, *served: str) -> asyncio.subprocess.Process:
             limit=_LINE_BYTES,
             cwd="/",
             env={},
-            process_group=0,
+            preexec_fn=os.setpgrp,  # uvloop does not know `process_group`
         )
     except OSError as error:
         raise SandboxError(f"no sandbox could be started ({error}); raise the machine's limits on processes") from error
