@@ -67,18 +67,22 @@ class GraderScorer:
             reason = "python graders are off here; set GRADBUS_PYTHON_GRADERS=true, or use a service of your own"
             return failed_results(samples, reason, "grader")
         rows = [(sample.response, sample.finish_reason, sample.item_json or "{}") for sample in samples]
+        firsts: dict[Row, Sample] = {}  # the samples of a group have the same item, and often the same text: these are graded once
+        for row, sample in zip(rows, samples, strict=True):
+            firsts.setdefault(row, sample)
         end = time.monotonic() + deadline_seconds - min(_RESPONSE_SECONDS, deadline_seconds / 4)
         try:
             with grade_spans(self._comparisons, samples):
                 # In a thread of this run's own, so that long texts hold up no other run.
-                compared = await asyncio.get_running_loop().run_in_executor(self._thread, self._compare, rows, end)
+                compared = await asyncio.get_running_loop().run_in_executor(self._thread, self._compare, list(firsts), end)
             with grade_spans(self._sources, samples):
-                graded = await self._grade(samples, rows, end - time.monotonic())
+                graded = await self._grade(firsts, end - time.monotonic())
         except SourceError as error:
             return failed_results(samples, str(error), "grader")
         except UserCodeError as error:
             return failed_results(samples, str(error), "refused")
-        return grader_results(samples, [self._combined(left | right) for left, right in zip(compared, graded, strict=True)])
+        results = {row: self._combined(left | right) for row, left, right in zip(firsts, compared, graded, strict=True)}
+        return grader_results(samples, [results[row] for row in rows])
 
     async def close(self) -> None:
         """Stops the processes and the thread."""
@@ -87,24 +91,20 @@ class GraderScorer:
             await self._pool.close()
 
     def _compare(self, rows: Sequence[Row], end: float) -> list[Parts]:
-        parse = cache(json.loads)  # the samples of a group have the same row
-        found: dict[Row, Parts] = {}  # and often the same text
-        for row in rows:
-            if row not in found:
-                found[row] = {name: _compare_sample(function, row, parse, end) for name, function in self._comparisons.items()}
-        return [found[row] for row in rows]
+        parse = cache(json.loads)  # the samples of a group have the same item
+        return [{name: _compare_sample(function, row, parse, end) for name, function in self._comparisons.items()} for row in rows]
 
-    async def _grade(self, samples: Sequence[Sample], rows: Sequence[Row], seconds: float) -> list[Parts]:
-        """The Python parts of every sample."""
+    async def _grade(self, firsts: Mapping[Row, Sample], seconds: float) -> list[Parts]:
+        """The Python parts of every row; the first sample that has it stands for all that do."""
         if self._pool is None:
-            return [{} for _ in samples]
-        ids = [(sample.sample_id, hash(row[0])) for sample, row in zip(samples, rows, strict=True)]
+            return [{} for _ in firsts]
+        ids = [(sample.sample_id, hash(row[0])) for row, sample in firsts.items()]
         suspects = frozenset(n for n, key in enumerate(ids) if self._stops.count(key)) if self._stops else frozenset()
-        call = await self._pool.grade(rows, suspects, max(seconds, 0.0))
+        call = await self._pool.grade(list(firsts), suspects, max(seconds, 0.0))
         failed = self._failed(ids, call, has_results=self._pool.has_results)
         return [
             self._read(call.results[n]) if n in call.results else dict.fromkeys(self._sources, failed.get(n, _NOT_REACHED))
-            for n in range(len(samples))
+            for n in range(len(firsts))
         ]
 
     def _failed(self, ids: Sequence[_Key], call: GradeCall, *, has_results: bool) -> dict[int, ScoreResult]:
