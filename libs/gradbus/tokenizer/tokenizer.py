@@ -134,12 +134,13 @@ class Tokenizer:
 
     async def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         """Text of each response, without special tokens. Raises ModelError for a tokenizer that fails on one."""
-        texts: list[str] = []
-        for part in _parts(sequences, len, _RESPONSES):
+        distinct, texts = list(dict.fromkeys(map(tuple, sequences))), list[str]()
+        for part in _parts(distinct, len, _RESPONSES):
             request = Frame.of_sequences({"decode": True}, part)
             reply = await _repeated(partial(self._request, request), "responses cannot be decoded")
             texts += reply.header["texts"]
-        return texts
+        text_of = dict(zip(distinct, texts, strict=True))
+        return [text_of[tuple(sequence)] for sequence in sequences]
 
     async def conversations(self, given: Sequence[ChatConversation]) -> list[tuple[int, ...]]:
         """Token ids `[P]` of each conversation that an environment begins, or in which an agent asks, up to where the policy draws.

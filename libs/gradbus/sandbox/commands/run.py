@@ -195,7 +195,7 @@ async def _launched(level: Level, served: str | None = None, *handles: int) -> a
             limit=_LINE_BYTES,
             cwd="/",
             env={},
-            process_group=0,
+            preexec_fn=os.setpgrp,  # uvloop does not know `process_group`
             pass_fds=handles,
         )
     except OSError as error:

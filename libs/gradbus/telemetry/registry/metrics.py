@@ -230,7 +230,7 @@ _WEIGHTS: Final = (
         "histogram",
         "s",
         ("rollout",),
-        "Time from a version's announcement to the proof that an engine has loaded it, including the wait for a task that needs it.",
+        "Time from a version's publication to the proof that an engine has loaded it, including the wait for a task that needs it.",
         (),
         LONG_SECONDS,
     ),
