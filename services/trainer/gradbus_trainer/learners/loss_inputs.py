@@ -57,7 +57,8 @@ def reads_anchor(spec: RunSpec) -> bool:
     """Whether a step reads the log-probabilities of the policy before its first update, which a pass of its own computes."""
     algorithm, inner = spec.algorithm, spec.trainer.inner
     bounded = algorithm.importance == "decoupled" and inner.updates > 1
-    return bounded or algorithm.second_moment is not None or inner.stop_kl is not None
+    corrected = spec.trainer.critic is not None and spec.trainer.critic.target == "vtrace"
+    return bounded or corrected or algorithm.second_moment is not None or inner.stop_kl is not None
 
 
 def policy_tokens(

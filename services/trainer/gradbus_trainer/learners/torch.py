@@ -164,6 +164,8 @@ class TorchLearner:
 
     def _update_all(self, batch: Batch, before: StepMetrics) -> StepMetrics:
         """The updates of all that the step trains."""
+        if self._reads_anchor:
+            batch = self._anchored(batch)
         if self._critic is not None:
             return self._optimise_both(batch, before, self._critic)
         if self._preference is not None:
@@ -172,7 +174,7 @@ class TorchLearner:
 
     def _optimise(self, batch: Batch, before: StepMetrics) -> StepMetrics:
         """The updates of a step, each over its own part of the groups, to the first that finds the policy too far from that before them."""
-        bounded = within_second_moment(self._anchored(batch) if self._reads_anchor else batch, self._spec.algorithm.second_moment)
+        bounded = within_second_moment(batch, self._spec.algorithm.second_moment)
         inner, updates = self._spec.trainer.inner, list[StepMetrics]()
         for part in minibatches(bounded.batch, inner, self._spec.seed):
             updates.append(self._update(part, before))
