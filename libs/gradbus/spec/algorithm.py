@@ -102,6 +102,11 @@ class AlgorithmSpec(TrustRegionSpec, AdvantageSpec):
     )
     kl_control: KlControlSpec | None = Field(None, description="Changes `kl`, which is the first step's, from step to step.")
     kl_estimator: Literal["k2", "k3", "unbiased"] = Field("k3", description="Of a KL in the loss.")
+    kl_reference_steps: Annotated[Integer, Field(ge=1, le=10_000_000)] | None = Field(
+        None,
+        description="The KL is to a version of the run, that of the last multiple of so many steps before a sample's. Unset: to the base "
+        "model.",
+    )
     drift: Coefficient = Field(0.0, description="Weight of the squared log-ratio of every token, those that the trust region bounds too.")
     nll: Coefficient = Field(
         0.0,

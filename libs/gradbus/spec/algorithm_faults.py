@@ -60,6 +60,9 @@ def algorithm_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None, schedule:
     yield from _control_faults(spec, trainer)
     if spec.kl_place == "reward":
         yield from _kl_in_reward_faults(spec, trainer)
+    if spec.kl_reference_steps is not None and not spec.kl:
+        message = "without a KL nothing is compared with a reference"
+        yield Fault("algorithm.kl_reference_steps", message, str(spec.kl_reference_steps), "none, or algorithm.kl above 0")
 
 
 def _reward_faults(spec: AlgorithmSpec) -> Iterator[Fault]:
@@ -88,7 +91,7 @@ def _kl_in_reward_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None) -> It
     others = '"loss", or algorithm.kl = 0'
     if reason := _NO_SHAPING.get(spec.advantage):
         yield Fault("algorithm.kl_place", f"advantage = {spec.advantage} {reason}", '"reward"', others)
-    if trainer and trainer.lora is not None:
+    if trainer and trainer.lora is not None and spec.kl_reference_steps is None:
         message = "a trainer of adapters computes the reference in its forward pass, when the advantages are made already"
         yield Fault("algorithm.kl_place", message, '"reward"', f"{others}, or no [trainer.lora]")
 

@@ -87,7 +87,7 @@ class TrainerService:
         folder = await materialise(objects, spec.model.files or {}, self._settings.cache_dir / "models")
         lease = await self._device.take_for(spec)
         learner, frozen = await in_run_thread(lambda: self._open(folder, spec), "open learner")
-        state = await restore(store, objects, learner, self._scratch, spec.schedule.max_staleness)
+        state = await restore(store, objects, learner, self._scratch, spec)
         events = EventLog(self._clients.bus, run_id)
         _report_learner(run_id, learner, state, events)
         algorithm = algorithm_of(spec)
