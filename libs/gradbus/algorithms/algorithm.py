@@ -99,6 +99,7 @@ class Algorithm:
         spec = self.spec
         optional = {
             "outliers": spec.second_moment is not None,
+            "total_variation": spec.centering is not None,
             "drift": spec.drift > 0.0,
             "nll": spec.nll > 0.0,
             "kl_coefficient": spec.kl_control is not None,

@@ -60,6 +60,7 @@ def needs_reference_logprobs(spec: RunSpec) -> bool:
 
 
 def needs_reference_service(spec: RunSpec) -> bool:
-    """Whether the reference service computes for the run: log-probabilities of its base model or teacher, scores, a held-out loss."""
+    """Whether the reference service computes for the run: log-probabilities of a frozen model or version, scores, a held-out loss."""
     evaluates = spec.trains_given and spec.data.eval is not None
-    return needs_reference_logprobs(spec) or spec.reward.model is not None or spec.teacher is not None or evaluates
+    models = spec.reward.model is not None or spec.teacher is not None or spec.algorithm.centering is not None
+    return needs_reference_logprobs(spec) or models or evaluates

@@ -88,6 +88,12 @@ class TrustRegionSpec(Section):
         "is below this.",
     )
 
+    centering: Annotated[Integer, Field(ge=1, le=128)] | None = Field(
+        None,
+        description="Takes the mean of the score under the policy that sampled from each token's, by the sampler's so many most likely "
+        "tokens at its position.",
+    )
+
 
 class AlgorithmSpec(TrustRegionSpec, AdvantageSpec):
     """An algorithm. `name` selects a preset; a field beside it replaces the preset's value.

@@ -21,16 +21,16 @@ def test_each_samples_reference_is_the_version_of_the_last_multiple(lab, spec, t
     run = lab.train(
         spec(algorithm=algorithm, trainer=trainer, schedule={"steps": 6}, weights={"transport": "delta"}, checkpoint={"every": 2})
     )
-    models = {}
-    for version in (0, 2, 4):
+    models = {0: AutoModelForCausalLM.from_pretrained(spec()["model"]["path"])}
+    for version in (2, 4):
         lab.client.export(run["id"], tmp_path / str(version), version)
         models[version] = AutoModelForCausalLM.from_pretrained(tmp_path / str(version))
     seen = set()
     for sample in lab.client.samples(run["id"], limit=1000, include="tokens")["data"]:
-        reference = sample["version"] // 2 * 2
+        reference = sample["versions"][0]["version"] // 2 * 2
         seen.add(reference)
         found = sample["tokens"]["reference_logprobs"]
-        np.testing.assert_allclose(found, response_logprobs(models[reference], sample["tokens"]), atol=2e-5)
+        np.testing.assert_allclose(found, response_logprobs(models[reference], sample["tokens"]), atol=5e-5)
         other = response_logprobs(models[{0: 2, 2: 4, 4: 0}[reference]], sample["tokens"])
-        assert not np.allclose(found, other, atol=1e-4)
+        assert not np.allclose(found, other, atol=2e-4)
     assert seen == {0, 2, 4}

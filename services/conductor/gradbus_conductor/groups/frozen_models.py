@@ -17,8 +17,8 @@ from gradbus.v1.sample_pb2 import Fork, Sample
 from gradbus_conductor.groups.pending_group import PendingGroup
 from gradbus_conductor.groups.task_kinds import TaskSet
 
-LogProbsField = Literal["reference_logprobs", "teacher_logprobs"]
-"""Of an entry: log-probabilities of one of the run's frozen models."""
+EntryField = Literal["reference_logprobs", "teacher_logprobs", "behaviour_rows"]
+"""Of an entry: what one of the run's frozen models or versions says of its samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class FrozenModel:
 
     of_teacher: bool = False
     top_k: int = 0
-    """Most likely tokens of each position, of a teacher; 0: none."""
+    """Most likely tokens of each position; 0: none."""
     version_files: Sequence[str] = ()
     """Digests of a version's files."""
 
@@ -64,7 +64,7 @@ BASE: Final = FrozenModel()
 
 @dataclass(frozen=True, slots=True)
 class EntryModel:
-    """Who fills a field of an entry."""
+    """Who fills a field of an entry, with rows if it is asked for any."""
 
     model: FrozenModel = BASE
     version_of: Callable[[int], int] | None = None
@@ -94,15 +94,17 @@ def needs_scores(spec: RunSpec, tasks: TaskSet) -> bool:
     return algorithm_of(spec).is_scored if tasks.is_logged else not spec.trains_given
 
 
-def models_of(spec: RunSpec, tasks: TaskSet) -> dict[LogProbsField, EntryModel]:
+def models_of(spec: RunSpec, tasks: TaskSet) -> dict[EntryField, EntryModel]:
     """The fields that the reference service adds to an entry that is trained, or whose loss is evaluated, and whose they are."""
     if not tasks.is_logged:
         return {"reference_logprobs": EntryModel()} if tasks.version_files and algorithm_of(spec).needs_reference else {}
-    found: dict[LogProbsField, EntryModel] = {}
+    found: dict[EntryField, EntryModel] = {}
     if needs_reference_logprobs(spec):
         found["reference_logprobs"] = EntryModel(version_of=spec.reference_version)
     if spec.teacher is not None:
         found["teacher_logprobs"] = EntryModel(FrozenModel(of_teacher=True, top_k=spec.teacher.top_k or 0))
+    if (count := spec.algorithm.centering) is not None:
+        found["behaviour_rows"] = EntryModel(FrozenModel(top_k=count), version_of=lambda version: version)
     return found
 
 

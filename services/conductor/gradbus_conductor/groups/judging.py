@@ -26,7 +26,7 @@ from gradbus_conductor.clients import Clients
 from gradbus_conductor.groups.call_sizes import divided_by_group
 from gradbus_conductor.groups.episodes import environment_answer, with_environment
 from gradbus_conductor.groups.first_answers import FirstAnswers
-from gradbus_conductor.groups.frozen_models import EntryModel, FrozenModel, LogProbsField, models_of, needs_scores, sequences_of
+from gradbus_conductor.groups.frozen_models import EntryField, EntryModel, FrozenModel, models_of, needs_scores, sequences_of
 from gradbus_conductor.groups.pending_group import PendingGroup
 from gradbus_conductor.groups.scorer import REFERENCE_SECONDS, RunScorer
 from gradbus_conductor.groups.task_kinds import TRAINING, TaskSet
@@ -207,15 +207,18 @@ class GroupJudge:
 
         await self._ask(lacking, self._version, take)
 
-    async def _add_field(self, batch: Sequence[PendingGroup], name: LogProbsField, asked: EntryModel) -> None:
+    async def _add_field(self, batch: Sequence[PendingGroup], name: EntryField, asked: EntryModel) -> None:
         """What a frozen model of the run says of the samples of entries that are trained."""
         lacking = [pending for pending in batch if (entry := pending.entry) and entry.verdict == VERDICT_TRAIN and not getattr(entry, name)]
 
         def take(pending: PendingGroup, answers: Sequence[SequenceLogProbs]) -> None:
-            if pending.entry is not None:
-                getattr(pending.entry, name).extend(answer.logprobs for answer in answers)
-                if asked.model.top_k:
-                    pending.entry.teacher_rows.extend(answer.rows for answer in answers)
+            if (entry := pending.entry) is None:
+                return
+            if name != "behaviour_rows":
+                getattr(entry, name).extend(answer.logprobs for answer in answers)
+            if asked.model.top_k:
+                rows = entry.behaviour_rows if name == "behaviour_rows" else entry.teacher_rows
+                rows.extend(answer.rows for answer in answers)
 
         for version, groups in asked.by_version(lacking).items():
             if (model := asked.model if not version else await self._at(version, groups, asked)) is not None:

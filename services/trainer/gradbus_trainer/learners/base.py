@@ -55,6 +55,8 @@ class RatioMetrics:
     """Mean absolute difference of log-probability between trainer and rollout, nats."""
     outliers: float = 0.0
     """Share of tokens that the bound of the second moment dropped."""
+    total_variation: float = 0.0
+    """Between the policy that sampled and the trained one, half the sum of absolute differences of probabilities; 0 without rows."""
     step_kl: float = 0.0
     """KL of the policy before the step to the one that its last update began with, nats a token; 0 if the step does not read the former."""
 
@@ -128,6 +130,7 @@ class StepMetrics:
             "clip_low": self.ratio.clipped_low,
             "clip_high": self.ratio.clipped_high,
             "outliers": self.ratio.outliers,
+            "total_variation": self.ratio.total_variation,
             "step_kl": self.ratio.step_kl,
             "kl_coefficient": coefficients.kl,
             "entropy_coefficient": coefficients.entropy,

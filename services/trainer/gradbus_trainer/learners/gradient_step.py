@@ -61,7 +61,19 @@ def _means(rows: Sequence[tuple[float, ...]]) -> list[float]:
 class StepStats:
     """Sums over the micro-batches of a step; their weights make these means over the step."""
 
-    NAMES: Final = ("total", "policy", "kl", "entropy", "drift", "nll", "ratio_mean", "clipped_low", "clipped_high", "logprob_diff")
+    NAMES: Final = (
+        "total",
+        "policy",
+        "kl",
+        "entropy",
+        "drift",
+        "nll",
+        "ratio_mean",
+        "clipped_low",
+        "clipped_high",
+        "logprob_diff",
+        "distance",
+    )
 
     def __init__(self) -> None:
         self._parts: list[torch.Tensor] = []
@@ -81,6 +93,7 @@ class StepStats:
             "clipped_low": loss.ratio.clipped_low,
             "clipped_high": loss.ratio.clipped_high,
             "logprob_diff": share.dot(ratios.log().abs()),
+            "distance": loss.distance if loss.distance is not None else torch.zeros_like(loss.policy),
         }
         largest = ratios.where(share != 0.0, 0.0).max()
         self._parts.append(torch.stack([*(values[name] for name in self.NAMES), largest]))
@@ -117,6 +130,7 @@ class StepStats:
             clipped_low=mean["clipped_low"],
             clipped_high=mean["clipped_high"],
             logprob_diff=mean["logprob_diff"],
+            total_variation=mean["distance"],
             step_kl=self.step_kl,
         )
 

@@ -60,13 +60,17 @@ const CRITIC = [
 ];
 
 const OUTLIERS = of("Outliers", "share of tokens whose squared log-ratio is too large to move the policy", { outliers: "share" }, exactPercent);
+const DISTANCE = of("Distance of the policies", "total variation between the one that sampled and the trained one; 0 on-policy, at most 1", { total_variation: "distance" });
+const DRIFT = of("Drift", "mean square of the log-ratio of trained and sampling policy", { drift: "drift" });
+const LIKELIHOOD = of("Best samples", "negative log-likelihood of the groups' best samples, in nats per token", { nll: "nll" });
 const STEP_KL = of("KL of the step", "from the policy before the step to that of its last update, in nats", { step_kl: "kl" });
 
 /** Of the axes of an algorithm that few runs use. */
 const optional = ({ algorithm, trainer }) => {
   const coefficients = { ...(algorithm.kl_control ? { kl_coefficient: "KL" } : {}), ...(algorithm.entropy_control ? { entropy_coefficient: "entropy" } : {}) };
   return [
-    ...(algorithm.second_moment ? [OUTLIERS] : []), ...(trainer.inner?.stop_kl ? [STEP_KL] : []),
+    ...(algorithm.second_moment ? [OUTLIERS] : []), ...(algorithm.centering ? [DISTANCE] : []),
+    ...(algorithm.drift ? [DRIFT] : []), ...(algorithm.nll ? [LIKELIHOOD] : []), ...(trainer.inner?.stop_kl ? [STEP_KL] : []),
     ...(Object.keys(coefficients).length ? [of("Coefficients", "of the loss, as their controllers set them", coefficients)] : []),
   ];
 };

@@ -1,33 +1,14 @@
 """A KL to a version of the run: each group is compared with the version that its own version decides."""
 
-import asyncio
 import dataclasses
 
 import pytest
 
-from gradbus.ids import digest_of
-from gradbus.v1.weight_store_service_pb2 import OpenTermRequest, PublishVersionRequest
-from gradbus.v1.weights_pb2 import Shard, WeightManifest
 from gradbus_conductor.groups.scoring import Scoring
 from gradbus_conductor.groups.traces import GroupTraces
 
 pytestmark = pytest.mark.usefixtures("never_late")
 MOVING = {"algorithm": {"kl": 0.1, "kl_reference_steps": 3}}
-
-
-@pytest.fixture
-async def published(clients, stub, run_id):
-    """Publishes a version; its file's digest."""
-    await stub.OpenTerm(OpenTermRequest(run_id=run_id, term=1))
-
-    async def publish(step):
-        digest = await clients.objects.put_blob(f"weights of version {step}".encode())
-        shard = Shard(digest=digest, size_bytes=1, tensors=["w"])
-        manifest = WeightManifest(run_id=run_id, term=1, step=step, digest=digest_of(b"%d" % step), shards=[shard])
-        await stub.PublishVersion(PublishVersionRequest(manifest=manifest))
-        return digest
-
-    return publish
 
 
 @pytest.fixture
@@ -45,13 +26,7 @@ async def scoring(clients, stub, run_id, record):
     await made.close()
 
 
-async def until(condition):
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - entries have no condition of their own
-            await asyncio.sleep(0.02)
-
-
-async def test_each_group_is_compared_with_the_version_of_the_last_multiple(scoring, published, reference, group):
+async def test_each_group_is_compared_with_the_version_of_the_last_multiple(scoring, published, until, reference, group):
     """Of versions 2, 3, 5 and 7 that is the base model, 3, 3 and 6: one call each, whatever the order."""
     digests = {step: await published(step) for step in (3, 6)}
     judge, found = scoring
@@ -62,7 +37,7 @@ async def test_each_group_is_compared_with_the_version_of_the_last_multiple(scor
     assert all(len(entry.reference_logprobs) == 2 for entry in found.values())
 
 
-async def test_a_version_that_is_not_there_yet_is_asked_for_again_and_says_which(scoring, published, reference, group):
+async def test_a_version_that_is_not_there_yet_is_asked_for_again_and_says_which(scoring, published, until, reference, group):
     judge, found = scoring
     judge.submit([(group(0, versions=(4,)), "{}")])
     await until(lambda: "version 3, which the samples are compared with: the weight store" in judge.state.failing.get(0, ""))
