@@ -144,9 +144,9 @@ def test_a_run_that_a_teacher_judges_has_the_chart_of_its_divergence_in_place_of
     body = "return page.chartsOf(given[0]).map(({ options }) => options.title);"
     spec = run_of("rl")["spec"]
     beside = script("charts/run_charts.js", body, spec | {"teacher": {"coefficient": 0.5}})
-    assert beside[:3] == ["Reward", "KL to the teacher", "Held-out"]
+    assert beside[:4] == ["Reward", "Range of rewards", "KL to the teacher", "Held-out"]
     distilled = spec | {"teacher": {"coefficient": None}, "algorithm": spec["algorithm"] | {"advantage": "distill"}}
-    assert script("charts/run_charts.js", body, distilled) == beside[1:]
+    assert script("charts/run_charts.js", body, distilled) == beside[2:]
 
 
 @pytest.mark.parametrize(("kind", "chosen"), [("dpo", "chosen_logprob"), ("reward_model", "chosen_score")])

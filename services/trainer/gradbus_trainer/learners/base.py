@@ -39,6 +39,8 @@ class LossMetrics:
     """Of (log pi / mu)²; 0 without a coefficient."""
     nll: float = 0.0
     """-log pi, mean over the tokens of the best samples, nats; 0 without a coefficient."""
+    kl_max: float = 0.0
+    """KL to the reference by k3 of the token where it is largest, nats; 0 without a reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,7 @@ class StepMetrics:
         return {
             "policy_loss": self.loss.policy,
             "kl": self.loss.kl,
+            "kl_max": self.loss.kl_max,
             "entropy": self.loss.entropy,
             "drift": self.loss.drift,
             "nll": self.loss.nll,
