@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from gradbus.errors import Fault, SpecError
 from gradbus.nearest import nearest_name
-from gradbus.spec.algorithm_faults import algorithm_faults
+from gradbus.spec.algorithm_faults import algorithm_faults, centering_faults
 from gradbus.spec.data import data_faults
 from gradbus.spec.engine_traits import engines_with
 from gradbus.spec.environment_faults import environment_faults
@@ -139,6 +139,7 @@ def _joint_faults(sections: Mapping[str, Any], deterministic: object, numerics: 
     yield from replay_faults(sections, numerics)
     if algorithm := sections.get("algorithm"):
         yield from algorithm_faults(algorithm, trainer, schedule)
+        yield from centering_faults(algorithm, sections, numerics)
 
 
 def _weights_faults(weights: Any, trainer: Any) -> Iterator[Fault]:

@@ -292,6 +292,10 @@ class CriticSpec(Section):
         None, gt=0.0, le=1e6, description="Lambda of the advantages is 1 - 1 / (length_alpha · tokens) instead, and at least 0."
     )
     value_lambda: DecayRate = Field(1.0, description="Lambda of the critic's targets; 1: the returns.")
+    target: Literal["returns", "vtrace"] = Field(
+        "returns",
+        description="Whose returns the values learn: of the policies that sampled, or by V-trace of the policy before the step.",
+    )
     freeze: Literal["none", "attention"] = Field("none", description="`full`: weights that stay those of the base model.")
 
 

@@ -177,7 +177,7 @@ class GroupPipeline:
 
     def _on_judged(self, entry: LogEntry) -> None:
         self.judged[entry.index] = entry
-        if entry.teacher_rows and (fetched := self._fetched.get(entry.index)) is not None:
+        if (entry.teacher_rows or entry.behaviour_rows) and (fetched := self._fetched.get(entry.index)) is not None:
             self._fetched[entry.index] = replace(fetched, size_bytes=entry.ByteSize())
         if not self._config.tasks.is_logged:
             self.traces.evaluated(entry)
