@@ -54,7 +54,7 @@ test-faults: $(VENV)/.installed-dev  ## the long ones: kills at random and at na
 	python -m pytest -m "(faults or slow) and not engines" $(PYTEST)
 
 test-recipes: $(VENV)/.installed-dev  ## each recipe's run with a tiny model, to its end
-	python -m pytest -m slow $(PYTEST) tests/e2e/test_recipes.py
+	python -m pytest -m slow $(PYTEST) tests/e2e/recipes
 
 test-compose: $(VENV)/.installed-dev  ## the stack in containers: build, runs by curl, crashes, reward swap; needs a Docker engine
 	python -m pytest -m compose $(PYTEST) tests/compose

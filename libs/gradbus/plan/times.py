@@ -59,7 +59,7 @@ def step_times(bill: Bill, card: Card, rollouts: int, placement: str) -> StepTim
 
 def speed_of_ranks(ranks: int) -> float:
     """How many times as fast so many ranks are taken to be as one."""
-    return ranks * _RANKS ** math.log2(ranks)
+    return ranks * math.pow(_RANKS, math.log2(ranks))
 
 
 def training_operations(bill: Bill) -> float:

@@ -62,7 +62,9 @@ class GraderScorer:
             reason = "graders of type python and code are off here; set GRADBUS_PYTHON_GRADERS=true, or use a service of your own"
             return failed_results(samples, reason, "grader")
         rows = [(sample.response, sample.finish_reason, sample.item_json or "{}") for sample in samples]
-        firsts: dict[Row, reward_pb2.Sample] = {}  # the samples of a group have the same item, and often the same text: these are graded once
+        firsts: dict[
+            Row, reward_pb2.Sample
+        ] = {}  # the samples of a group have the same item, and often the same text: these are graded once
         for row, sample in zip(rows, samples, strict=True):
             firsts.setdefault(row, sample)
         end = time.monotonic() + deadline_seconds - min(_RESPONSE_SECONDS, deadline_seconds / 4)

@@ -1,0 +1,1 @@
+"""Subcommands about a spec before it is submitted."""
