@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from gradbus.errors import ApiError, StackError
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "deploy/kubernetes"
 NAMESPACE = "gradbus"
+STEPS = 100
 START_SECONDS = 600
 RUN_SECONDS = 900
 FINAL = ("succeeded", "failed", "cancelled")
@@ -94,39 +94,47 @@ class Cluster:
         self("scale", "statefulset", name, "--replicas=1")
 
     def client(self) -> Client:
-        """A client of the gateway, by way of a forwarded port that is opened again when the gateway's pod ends."""
-        if self._forward is None:
-            loop = f"while :; do kubectl -n {NAMESPACE} port-forward service/gateway {self.port}:8080; sleep 0.3; done"
-            with (self.state / "port-forward.log").open("wb") as log:
-                self._forward = subprocess.Popen(["sh", "-c", loop], env=self.environment, stdout=log, stderr=log, start_new_session=True)
+        """A client of the gateway, by way of `forward`."""
+        self.forward()
         key = self._said([sys.executable, "-m", "gradbus.deploy", "key", "--state", str(self.state)]).strip()
-        return Client(f"http://127.0.0.1:{self.port}", key, RetryPolicy(120.0))
+        return Client(f"http://127.0.0.1:{self.port}", key, RetryPolicy(10.0))
+
+    def forward(self) -> None:
+        """Forwards the port anew: kubectl keeps on forwarding to a pod that is gone."""
+        self.hang_up()
+        command = ["kubectl", "-n", NAMESPACE, "port-forward", "service/gateway", f"{self.port}:8080"]
+        with (self.state / "port-forward.log").open("ab") as log:
+            self._forward = subprocess.Popen(command, env=self.environment, stdout=log, stderr=log)
+
+    def hang_up(self) -> None:
+        """Ends the forwarding."""
+        if self._forward:
+            self._forward.kill()
+            self._forward.wait()
+            self._forward = None
+
+    def until(self, client: Client, run_id: str, step: int = 1 << 30) -> dict:
+        """Waits until the run has published `step` or has ended."""
+        deadline, run = time.monotonic() + RUN_SECONDS, {"state": "unknown", "waiting_for": ""}
+        while time.monotonic() < deadline:
+            try:
+                run = client.run(run_id)
+            except (ApiError, StackError) as error:
+                run["waiting_for"] = error
+                self.forward()
+            else:
+                if run["state"] in FINAL or run["progress"]["step"] >= step:
+                    return run
+            time.sleep(0.5)
+        raise TimeoutError(f"{run_id} is {run['state']}: {run['waiting_for']}")
 
     def uninstall(self) -> None:
         """Deletes all that was applied."""
-        if self._forward:
-            os.killpg(self._forward.pid, signal.SIGKILL)
-            self._forward = None
+        self.hang_up()
         self("delete", "deployments,statefulsets", "--all", "--cascade=foreground", "--timeout=180s", check=False, seconds=200)
         self("delete", "namespace", NAMESPACE, "--ignore-not-found", "--timeout=180s", seconds=200)
         self("delete", "priorityclass", "-l", "app.kubernetes.io/name=gradbus")
 
-
-def until(client: Client, run_id: str, step: int = 1 << 30) -> dict:
-    """Waits until the run has published `step` or has ended."""
-    deadline, run = time.monotonic() + RUN_SECONDS, {"state": "unknown", "waiting_for": ""}
-    while time.monotonic() < deadline:
-        try:
-            run = client.run(run_id)
-        except (ApiError, StackError) as error:
-            run["waiting_for"] = error
-        else:
-            if run["state"] in FINAL or run["progress"]["step"] >= step:
-                return run
-        time.sleep(0.5)
-    raise TimeoutError(f"{run_id} is {run['state']}: {run['waiting_for']}")
-
-
-def digest_of(client: Client, run_id: str, steps: int) -> str:
-    """The digest of the last version."""
-    return client.versions(run_id, after=steps - 1)["data"][-1]["digest"]
+    def finished(self, client: Client, run_id: str, steps: int) -> tuple[str, str]:
+        """How the run has ended, and the digest of its last version."""
+        return self.until(client, run_id)["state"], client.versions(run_id, after=steps - 1)["data"][-1]["digest"]

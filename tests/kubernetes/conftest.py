@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cluster_lab import NAMESPACE, RUN_SECONDS, START_SECONDS, Cluster
+from cluster_lab import NAMESPACE, RUN_SECONDS, START_SECONDS, STEPS, Cluster
 from smoke import make_example, smoke_spec, train
 
 from gradbus.embedded import Stack, StackConfig
@@ -44,7 +44,7 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def spec(tmp_path_factory):
-    return smoke_spec(make_example(tmp_path_factory.mktemp("example")))
+    return smoke_spec(make_example(tmp_path_factory.mktemp("example")), schedule={"steps": STEPS})
 
 
 @pytest.fixture(scope="session")

@@ -133,7 +133,9 @@ def objects() -> list[Object]:
 
 def _job(name: str, variables: Mapping[str, str], *sources: str) -> Object:
     """A container that does an init job until it has succeeded once, and then waits; ready from then on."""
-    program = f"until python -m gradbus.deploy {name}; do sleep 1; done; touch {_LOADED}; exec sleep infinity"
+    # A shell that waits, for `sleep` alone as a container's first process would not hear that it shall end.
+    waits = "while :; do sleep 3600 & wait; done"
+    program = f'trap "exit 0" TERM; until python -m gradbus.deploy {name}; do sleep 1; done; touch {_LOADED}; {waits}'
     return container(
         name,
         f"gradbus/conductor:{VERSION}",
