@@ -1,4 +1,4 @@
-"""`python -m gradbus_gateway.documents docs`: writes the OpenAPI document, the run spec's JSON Schema and the pages of model families and metrics."""
+"""`python -m gradbus_gateway.documents docs`: writes OpenAPI, the run spec's JSON Schema, and the pages of model families and metrics."""
 
 from __future__ import annotations
 

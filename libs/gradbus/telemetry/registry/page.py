@@ -11,8 +11,8 @@ _UNITS: Final = {"s": "seconds", "By": "bytes"}
 _HEAD: Final = """# Metrics
 
 `python -m gradbus_gateway.documents docs` writes this page from the [registry](../libs/gradbus/telemetry/registry). Names are those that
-Prometheus's OTLP receiver gives ([observability](observability.md)). A histogram has the series `_bucket`, `_sum` and `_count`. Attributes become
-labels with `_` in place of `.`; `gradbus_run_id` is there while the run is active.
+Prometheus's OTLP receiver gives ([observability](observability.md)). A histogram has the series `_bucket`, `_sum` and `_count`.
+Attributes become labels with `_` in place of `.`; `gradbus_run_id` is there while the run is active.
 
 | Prometheus | kind | OpenTelemetry | unit | labels | of | meaning |
 |---|---|---|---|---|---|---|
