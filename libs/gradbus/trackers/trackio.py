@@ -32,4 +32,4 @@ class TrackioSink:
 
     def close(self, state: str) -> None:  # noqa: ARG002 - Trackio shows no state
         """See `Sink.close`."""
-        self._run.finish()
+        self._run.finish()  # type: ignore[no-untyped-call]
