@@ -100,7 +100,7 @@ CONTAINERS = {
         ),
     ),
     "reference": Container("reference", "${REFERENCE_MEMORY:-4g}", extra=("scale: ${CPU_WORKERS:-1}",)),
-    "conductor": Container("conductor", "${CONDUCTOR_MEMORY:-2g}", {"GRADBUS_TRACE_GROUPS": "${TRACE_GROUPS:-0.01}"}),
+    "conductor": Container("conductor", "${CONDUCTOR_MEMORY:-2g}", {"GRADBUS_TRACE_GROUPS": "${TRACE_GROUPS:-0.01}"}, cache="datasets"),
     "trainer": Container("trainer", "${TRAINER_MEMORY:-8g}", TRACE, extra=("scale: ${CPU_WORKERS:-1}",)),
     "rollout": Container("rollout", "${ROLLOUT_MEMORY:-8g}", extra=("scale: ${CPU_WORKERS:-1}",)),
     "reference-gpu": Container(

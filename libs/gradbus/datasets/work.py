@@ -72,6 +72,10 @@ Work = PrepareWork | PromptsWork
 WORK: Final[TypeAdapter[Work]] = TypeAdapter(Annotated[Work, Field(discriminator="kind")])
 
 
+class PassEndedError(DatasetError):
+    """The process did not come to the end: it took too long or too much memory, or was killed from outside."""
+
+
 class Outcome(BaseModel):
     """What the process answers."""
 
@@ -106,7 +110,8 @@ async def _in_process(work: Work, seconds: float) -> Outcome:
             answer = await process.stdout.read()
             await process.wait()
     except TimeoutError:
-        return Outcome(error=f"reading the dataset took longer than {seconds:g} s; give a smaller one, or Parquet with smaller row groups")
+        advice = "give a smaller one, or Parquet with smaller row groups"
+        raise PassEndedError(f"reading the dataset took longer than {seconds:g} s; {advice}") from None
     except ConnectionError:
         answer = b""
     finally:
@@ -115,5 +120,5 @@ async def _in_process(work: Work, seconds: float) -> Outcome:
             await process.wait()
     if not answer:
         advice = "it may be corrupt, or a part of it much larger than its file; write it again with smaller row groups"
-        return Outcome(error=f"the process that read the dataset ended with status {process.returncode}; {advice}")
+        raise PassEndedError(f"the process that read the dataset ended with status {process.returncode}; {advice}")
     return Outcome.model_validate_json(answer)

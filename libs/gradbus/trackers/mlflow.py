@@ -12,7 +12,7 @@ from gradbus.trackers.points import EVENT, Point
 from gradbus.trackers.sink import TrackedRun
 
 EXPERIMENT: Final = "gradbus"
-_TAG: Final = "gradbus.run_id"
+_TAG: Final = "gradbus_run_id"
 _MAX_METRICS: Final = 1000
 _MAX_PARAMS: Final = 100
 _MAX_VALUE: Final = 500

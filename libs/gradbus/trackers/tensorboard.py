@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from tensorboardX.proto.event_pb2 import Event
-from tensorboardX.proto.summary_pb2 import Summary
-from tensorboardX.record_writer import masked_crc32c
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from gradbus.trackers.points import EVENT, Point
 from gradbus.trackers.sink import TrackedRun
@@ -32,6 +33,7 @@ class TensorBoardSink:
         for event, after in read_events(folder / _FILE):
             self.written, end = max([self.written, *(int(value.node_name) for value in event.summary.value)]), after
         self._file.truncate(end)
+        self._records = RecordWriter(self._file)
         if not end:
             self._append(Event(wall_time=0.0, file_version=_VERSION))
 
@@ -49,10 +51,8 @@ class TensorBoardSink:
         self._file.close()
 
     def _append(self, event: Event) -> None:
-        data = event.SerializeToString()
-        length = _LENGTH.pack(len(data))
-        self._file.write(length + _CRC.pack(masked_crc32c(length)) + data + _CRC.pack(masked_crc32c(data)))
-        self._file.flush()
+        self._records.write(event.SerializeToString())
+        self._records.flush()
 
 
 def read_events(path: Path) -> Iterator[tuple[Event, int]]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from typing import Final
+from contextlib import redirect_stdout
+from typing import Any, Final
 
 import trackio
 from trackio.sqlite_storage import SQLiteStorage
@@ -21,9 +23,9 @@ class TrackioSink:
         project = target or PROJECT
         rows = SQLiteStorage.get_logs(project, run.title)
         self.written = max((int(row.get(EVENT, 0)) for row in rows), default=0)
-        self._run = trackio.init(
-            project, name=run.title, config=dict(run.spec), resume="allow", embed=False, auto_log_gpu=False, auto_log_cpu=False
-        )
+        options: Any = {"resume": "allow", "embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+        with redirect_stdout(sys.stderr):  # standard output is the command's
+            self._run = trackio.init(project, name=run.title, config=dict(run.spec), **options)
 
     def write(self, points: Sequence[Point]) -> None:
         """See `Sink.write`."""
@@ -32,4 +34,5 @@ class TrackioSink:
 
     def close(self, state: str) -> None:  # noqa: ARG002 - Trackio shows no state
         """See `Sink.close`."""
-        self._run.finish()  # type: ignore[no-untyped-call]
+        with redirect_stdout(sys.stderr):
+            self._run.finish()  # type: ignore[no-untyped-call]

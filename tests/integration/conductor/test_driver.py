@@ -73,11 +73,11 @@ async def test_object_storage_that_is_away_fails_no_run(stage, monkeypatch):
     await stage.trained()
     await stage.trainer()
 
-    async def away(_self, _digest):
+    async def away(_self, _digest, _spare):
         raise StorageError("s3://bucket does not answer; try again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ObjectStore, "get_blob", away)
+        patch.setattr(ObjectStore, "blob_file", away)
         with pytest.raises(StorageError):
             await stage.drive()
     status = await stage.status()
@@ -90,10 +90,10 @@ async def test_object_storage_that_is_away_fails_no_run(stage, monkeypatch):
 async def test_a_dataset_that_is_gone_fails_the_run(stage, monkeypatch):
     await stage.trainer()
 
-    async def gone(_self, digest):
+    async def gone(_self, digest, _spare):
         raise ObjectMissingError(f"blob {digest} is not there; upload it again")
 
-    monkeypatch.setattr(ObjectStore, "get_blob", gone)
+    monkeypatch.setattr(ObjectStore, "blob_file", gone)
     await stage.drive()
     status = await stage.status()
     assert status.state == "failed"

@@ -11,7 +11,8 @@ from typing import Protocol
 from gradbus.control.condemned import CondemnedBlobs
 from gradbus.control.runs import RunRecord
 from gradbus.datasets.row_file import RowFile
-from gradbus.datasets.work import PromptsWork, done
+from gradbus.datasets.work import PassEndedError, PromptsWork, done
+from gradbus.errors import StorageError
 from gradbus.objects import ObjectStore
 from gradbus.objects.cache_dir import written_below_cache
 from gradbus.objects.folder import partial_folder
@@ -70,7 +71,7 @@ class DataReader:
     cache_dir: Path
 
     async def load(self, record: RunRecord) -> RunData:
-        """The data of a run. Raises DatasetError, ObjectMissingError, DiskError."""
+        """The data of a run. Raises DatasetError, ObjectMissingError, StorageError, DiskError."""
         spec = record.spec
         digests = spec.data.digests
         train = await self._dataset(digests["train"], spec.columns)
@@ -84,8 +85,16 @@ class DataReader:
             async with partial_folder(self.cache_dir / "datasets") as folder:
                 path, out = await self.objects.blob_file(digest, folder / "rows"), folder / "prompts"
                 rows = await asyncio.to_thread(RowFile, path)
-                await done(PromptsWork(rows=path, columns=columns, out=out), _PROMPTS_SECONDS)
+                await _done(PromptsWork(rows=path, columns=columns, out=out))
                 return Dataset(StoredItems(rows, most), await self.objects.put_file(out))
+
+
+async def _done(work: PromptsWork) -> None:
+    """Raises DatasetError for a wrong row, and StorageError, after which it is tried again, if the work came to no end."""
+    try:
+        await done(work, _PROMPTS_SECONDS)
+    except PassEndedError as error:
+        raise StorageError(f"the prompts cannot be written: {error}") from error
 
 
 def _order(data: DataSpec, digest: str, rows: int, seed: int) -> Order:

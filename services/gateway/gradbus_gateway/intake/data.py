@@ -198,9 +198,9 @@ def _key(parts: Sequence[_Part]) -> str:
 
 def _part_faults(data: DataSpec, train: _Dataset) -> list[Fault]:
     """A fault of a spec that was stored before, whose mixture is of other rows than `train` has."""
-    rows = sum(part.rows or 0 for part in data.mixture)
-    found = sum(info.rows for info in train.infos)
-    if not data.train or not data.mixture or rows == found:
+    given = [part.rows for part in data.mixture if part.rows is not None]
+    rows, found = sum(given), sum(info.rows for info in train.infos)
+    if not data.train or not given or rows == found:
         return []
     message = "the parts have other rows than `train`, some of which the filter may leave out"
     return [Fault("data.mixture", message, f"{rows} rows", f"{found} rows in all, or sources in place of `train`")]
