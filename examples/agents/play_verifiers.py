@@ -83,7 +83,7 @@ async def post(url: str, key: str, body: dict[str, Any]) -> Any:
 async def main(server_address: str, run: str) -> None:
     """Claims episodes for ever, and plays as many at a time as there is room for."""
     server, playing = EnvClient(server_address), set[asyncio.Task[None]]()
-    await server.wait_for_server_startup()
+    await server.wait_for_server_startup(timeout=600.0)
     claim, key = f"{os.environ['AGENTS_URL']}/v1/agent/claim", os.environ["GRADBUS_API_KEY"]
     while True:
         offers = await post(claim, key, {"run": run, "capacity": AT_A_TIME - len(playing), "wait_seconds": 5})

@@ -15,7 +15,7 @@ from gradbus.errors import UserCodeError
 from gradbus.sandbox.commands.loopback import HOST, PORT
 from gradbus.sandbox.commands.run import Level, NoSandboxError, ServedCommand, end_process, found_level, start_client
 from gradbus.telemetry import get_logger
-from gradbus_agent.contract import Document, RefusalError, Reply, Verdict
+from gradbus_agent.contract import RefusalError, Reply, Verdict
 from gradbus_agent.episodes.episode import AgentEpisode
 
 SPAWN: Final = "spawn://"
@@ -75,13 +75,14 @@ class AgentCommands:
             return Reply.queued(len(self._running), 1)
         try:
             process, listener = await self._started(self._commands[episode.opening.agent.removeprefix(SPAWN)], key := give())
-        except BaseException as error:
+        except UserCodeError as error:
             self._places.release()
-            if not isinstance(error, UserCodeError):
-                raise
             return Reply.error(f"the agent's command was not started: {error}")
-        play = _Play(episode, process, listener)
-        task = asyncio.create_task(play.run(self._serve, episode.opening.document(f"{_BASE_URL}/v1", key)), name="agent command")
+        except BaseException:
+            self._places.release()
+            raise
+        play = _Play(episode, key, process, listener)
+        task = asyncio.create_task(play.run(self._serve), name="agent command")
         self._running.add(task)
         task.add_done_callback(self._ended)
         return None
@@ -124,15 +125,16 @@ class _Play:
     """A command that plays an episode."""
 
     episode: AgentEpisode
+    key: str
     process: asyncio.subprocess.Process
     listener: socket.socket
     _said: bytes = b""
 
-    async def run(self, serve: Serve, offer: Document) -> None:
+    async def run(self, serve: Serve) -> None:
         """Returns when the command has ended: by itself, or because its episode is over."""
         streams = [stream for stream in (self.process.stdout, self.process.stderr) if stream is not None]
         reading = [asyncio.create_task(self._read(stream), name="agent output") for stream in streams]
-        telling = asyncio.create_task(self._tell(offer), name="agent input")
+        telling = asyncio.create_task(self._tell(), name="agent input")
         try:
             async with serve(self.listener):
                 await self._until_ended()
@@ -144,8 +146,9 @@ class _Play:
                 task.cancel()
         self._exited()
 
-    async def _tell(self, offer: Document) -> None:
+    async def _tell(self) -> None:
         """Gives the command the episode at its standard input."""
+        offer = self.episode.opening.document(f"{_BASE_URL}/v1", self.key)
         if self.process.stdin is not None:
             with contextlib.suppress(ConnectionError):  # it does not read it
                 self.process.stdin.write(json.dumps(offer).encode() + b"\n")
@@ -175,6 +178,6 @@ class _Play:
             with contextlib.suppress(RefusalError):
                 self.episode.end(Verdict("ok"))
             return
-        said = self._said.decode("utf-8", "replace").strip() or "it said nothing"
+        said = self._said.decode("utf-8", "replace").strip().replace(self.key, "<key>") or "it said nothing"
         _log.info("agent_command_failed", episode=self.episode.opening.episode_id, status=status, said=said)
         self.episode.finish(f"its command ended with the status {status} before the episode did: {said}")

@@ -46,6 +46,7 @@ class LoopHarnessConfig(HarnessConfig):
 
 class LoopHarness(Harness[LoopHarnessConfig]):
     EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
 
     async def launch(self, ctx, trace, runtime, endpoint, secret, mcp_urls, data):
         messages = [{"role": "user", "content": data.prompt_text}]
@@ -62,5 +63,5 @@ class LoopHarness(Harness[LoopHarnessConfig]):
 
 
 if __name__ == "__main__":
-    config = {"taskset": {"id": "verifiers_world"}, "agent": {"harness": {"id": "verifiers_world"}}}
+    config = {"taskset": {"id": "verifiers_world"}, "agent": {"harness": {"id": "verifiers_world"}, "runtime": {"type": "subprocess"}}}
     serve_env(max_workers=1, address=sys.argv[1], config=resolve_env_config(config))

@@ -35,7 +35,7 @@ async def test_an_episode_of_a_question_a_tool_and_an_end(begin):
     assert choice["message"]["tool_calls"] == [{"id": "c0.0", "type": "function", "function": {"name": "look", "arguments": drawn}}]
     assert answer["usage"] == {"prompt_tokens": 11, "completion_tokens": 3, "total_tokens": 14}
     assert answer["gradbus"] == {
-        "episode": "train.0.0.0", "attempt": 0, "turn": 0, "outcome": "fork", "versions": [2, 3], "overridden_parameters": []
+        "episode": "train.0.0.0", "attempt": 0, "turn": 0, "outcome": "fork", "versions": [2, 3], "overridden_parameters": [], "stop": None
     }  # fmt: skip
 
     # The SDK between has written the arguments again, and None for an empty content.

@@ -113,9 +113,9 @@ async def test_its_retry_after_a_time_limit_joins_the_request_in_flight(client):
     assert (await stepping).done
 
 
-async def test_it_lists_the_model(client):
+async def test_it_lists_the_models(client):
     chat, worker, _, opening = await client()
-    assert [one.id async for one in await chat.models.list()] == [worker.run_id]
+    assert [one.id async for one in await chat.models.list()] == [worker.run_id, f"{worker.run_id}:untrained"]
     assert (await chat.models.retrieve(worker.run_id)).id == worker.run_id
     opening.cancel()
 
