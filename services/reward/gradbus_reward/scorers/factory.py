@@ -12,6 +12,7 @@ from gradbus.errors import GraderError
 from gradbus.spec import RewardSpec
 from gradbus.user_services.addresses import AddressPolicy
 from gradbus_reward.graders.base import Capacity
+from gradbus_reward.graders.judge import JudgeAccess
 from gradbus_reward.protocols.table import protocol_of
 from gradbus_reward.sandbox.pool import PoolSettings
 from gradbus_reward.scorers.base import RefusingScorer, Scorer
@@ -39,12 +40,14 @@ class ScorerSettings:
     """Programs of all runs' code graders at once."""
 
 
-def create_scorer(reward_json: str, settings: ScorerSettings, capacity: Capacity) -> Scorer:
+def create_scorer(reward_json: str, settings: ScorerSettings, capacity: Capacity, run_id: str = "") -> Scorer:
     """The scorer that a run's `[reward]` section names. Never raises: an invalid section gives a RefusingScorer."""
     try:
         spec = RewardSpec.model_validate_json(reward_json)
         if spec.grader is not None:
-            return GraderScorer(spec.grader, GraderLimits(settings.python_graders, settings.modules, settings.pool), capacity)
+            judges = JudgeAccess(settings.addresses, settings.service_keys)
+            limits = GraderLimits(settings.python_graders, settings.modules, settings.pool, judges)
+            return GraderScorer(spec.grader, limits, capacity, run_id)
     except ValidationError as error:
         return RefusingScorer(f"the run's reward section is not valid: {error.errors(include_url=False)[0]['msg']}; submit the run again")
     except GraderError as error:

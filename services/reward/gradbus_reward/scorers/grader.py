@@ -13,12 +13,13 @@ from gradbus.errors import GraderError, UserCodeError
 from gradbus.graders import QUICK_GRADERS, Formula, ScoreResult
 from gradbus.sandbox.bounds import MAX_COMPONENTS, MAX_NAME
 from gradbus.sandbox.process import SourceError
-from gradbus.spec import CodeGrader, Grader, MultiGrader, PythonGrader, SimpleGrader
+from gradbus.spec import CodeGrader, Grader, MultiGrader, PythonGrader, ScoreModelGrader, SimpleGrader
 from gradbus.v1 import reward_pb2
 from gradbus_reward.graders.base import Capacity, PartGrader, Parts, in_range
 from gradbus_reward.graders.built_in import BUILT_IN_GRADERS, BuiltInParts
 from gradbus_reward.graders.code import CodeParts
 from gradbus_reward.graders.functions import function_parts
+from gradbus_reward.graders.judge import JudgeAccess, JudgeParts
 from gradbus_reward.graders.quick import QuickParts
 from gradbus_reward.sandbox.pool import PoolSettings
 from gradbus_reward.scorers.results import failed_results, grader_results
@@ -40,18 +41,19 @@ class GraderLimits:
     modules: Collection[str] = ()
     """Modules whose functions may be graders."""
     pool: PoolSettings = field(default_factory=PoolSettings)
+    judges: JudgeAccess = field(default_factory=JudgeAccess)
 
 
 class GraderScorer:
     """Scores by the `grader` of one run's `[reward]` section."""
 
-    def __init__(self, grader: Grader, limits: GraderLimits, capacity: Capacity) -> None:
-        """Raises GraderError for a template or formula that is not well formed."""
+    def __init__(self, grader: Grader, limits: GraderLimits, capacity: Capacity, run_id: str = "") -> None:
+        """Raises GraderError for a template or formula that is not well formed. `run_id`: whose calls of judges are counted."""
         parts: Mapping[str, SimpleGrader] = grader.graders if isinstance(grader, MultiGrader) else {SINGLE: grader}
         self._formula = _formula(grader, set(parts)) if isinstance(grader, MultiGrader) else None
         self._names = tuple(parts)
         self._allowed = limits.users_code or not any(part.runs_users_code for part in parts.values())
-        self._graders = list(_part_graders(parts, limits, capacity)) if self._allowed else []
+        self._graders = list(_part_graders(parts, limits, capacity, run_id)) if self._allowed else []
 
     async def score(self, request: reward_pb2.ScoreRequest, deadline_seconds: float) -> Sequence[reward_pb2.SampleReward]:
         """One result per sample, within the deadline."""
@@ -101,7 +103,7 @@ class GraderScorer:
         return part if self._formula is None else replace(part, reason=f"{name}: {part.reason}")
 
 
-def _part_graders(parts: Mapping[str, SimpleGrader], limits: GraderLimits, capacity: Capacity) -> Iterator[PartGrader]:
+def _part_graders(parts: Mapping[str, SimpleGrader], limits: GraderLimits, capacity: Capacity, run_id: str) -> Iterator[PartGrader]:
     """What grades the parts, the quickest first."""
     if quick := _of(parts, QUICK_GRADERS):
         yield QuickParts(quick)
@@ -111,6 +113,8 @@ def _part_graders(parts: Mapping[str, SimpleGrader], limits: GraderLimits, capac
         yield from function_parts(python, limits.pool, capacity.processes, limits.modules)
     if code := _of(parts, (CodeGrader,)):
         yield CodeParts(code, capacity.sandboxes)
+    if judges := _of(parts, (ScoreModelGrader,)):
+        yield JudgeParts(judges, limits.judges, capacity.verdicts, run_id)
 
 
 def _of(parts: Mapping[str, SimpleGrader], kinds: tuple[type[Any], ...]) -> dict[str, Any]:

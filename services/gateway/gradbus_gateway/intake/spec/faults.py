@@ -19,6 +19,7 @@ from gradbus.spec import (
     PythonGrader,
     RewardSpec,
     RolloutSpec,
+    ScoreModelGrader,
     TrainerSpec,
     split_service,
 )
@@ -46,6 +47,9 @@ def reward_faults(reward: RewardSpec, data: StoredData | None, settings: Gateway
     if data is not None:
         yield from check_grader(reward.grader, data.columns)
     parts = list(reward.grader.graders.values()) if isinstance(reward.grader, MultiGrader) else [reward.grader]
+    for part in parts:
+        if isinstance(part, ScoreModelGrader):
+            yield from address_faults(part.url, settings, "reward.grader")
     for name in [part.module.partition(":")[0] for part in parts if isinstance(part, PythonGrader) and part.module is not None]:
         if name not in settings.reward_modules:
             known = ", ".join(settings.reward_modules) or "none yet"
