@@ -13,6 +13,8 @@ from gradbus.spec.sections import ColumnName, Flag, Integer, Number, Section, Te
 RESPONSE: Final = "{{ sample.output_text }}"
 Pattern = Annotated[str, Field(min_length=1, max_length=4096)]
 TagName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
+Verdict = Annotated[Number, Field(ge=-1e6, le=1e6)]
+"""What a judge may say; beyond it no reward may be."""
 Script = Literal["latin", "cyrillic", "greek", "arabic", "hebrew", "devanagari", "han", "hiragana", "katakana", "hangul", "thai"]
 
 
@@ -104,7 +106,7 @@ class ScoreModelGrader(Part):
     model: Annotated[str, Field(min_length=1, max_length=400)] = Field(description="The name that the server serves.")
     input: Template = Field(description="The rubric with the response in it. It asks for a number on the last line.")
     system: Template | None = Field(None, description="The system message.")
-    range: tuple[Number, Number] = Field((0.0, 1.0), description="Bounds of the number; another one is no answer.")
+    range: tuple[Verdict, Verdict] = Field((0.0, 1.0), description="Bounds of the number; another one is no answer.")
     temperature: Number = Field(0.0, ge=0.0, le=2.0)
     max_tokens: Integer = Field(1024, ge=1, le=131_072, description="Of one answer.")
     tries: Integer = Field(3, ge=1, le=10, description="Calls for one sample, where a call fails or gives no number.")
