@@ -13,6 +13,8 @@ JUDGE = {"type": "score_model", "url": "http://127.0.0.1:8000/v1", "model": "m",
 MODULE = {"type": "python", "interface": "trl", "module": "trl.rewards:accuracy_reward"}
 CODE = {"type": "code", "tests": "{{ item.answer }}"}
 
+PEER = {"service": "openrlhf+http://127.0.0.1:5000/"}
+
 
 def faults(reward, **settings):
     return [
@@ -20,9 +22,7 @@ def faults(reward, **settings):
     ]
 
 
-@pytest.mark.parametrize(
-    "reward", [{"service": "openrlhf+http://127.0.0.1:5000/"}, {"grader": JUDGE}, {"grader": MODULE}, {"grader": CODE}]
-)
+@pytest.mark.parametrize("reward", [PEER, {"grader": JUDGE}, {"grader": MODULE}, {"grader": CODE}])
 def test_what_the_server_allows_has_no_fault(reward):
     assert faults(reward) == []
 
@@ -31,7 +31,7 @@ def test_what_the_server_allows_has_no_fault(reward):
     ("reward", "settings", "fault"),
     [
         ({"service": "slime+http://127.0.0.1:5000/", "label": "gold"}, {}, ("reward.label", "gold")),
-        ({"service": "openrlhf+http://127.0.0.1:5000/"}, {"allow_loopback": False}, ("reward.service", "127.0.0.1")),
+        (PEER, {"allow_loopback": False}, ("reward.service", "127.0.0.1")),
         ({"service": "vllm+http://169.254.169.254/score", "served_model": "m"}, {}, ("reward.service", "169.254.169.254")),
         ({"grader": JUDGE}, {"allow_loopback": False}, ("reward.grader", "127.0.0.1")),
         ({"grader": JUDGE | {"url": "http://judge.example/v1"}}, {}, ("reward.grader", "judge.example")),
