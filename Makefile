@@ -27,15 +27,15 @@ export TOKENIZERS_PARALLELISM := false
 IMAGE := proto/gradbus-v1.binpb
 # A selection by PYTEST may leave one of two commands without tests; pytest then ends with status 5.
 NONE = $(if $(PYTEST), || test $$? -eq 5)
-# Two processes take the files in the order in which the folders are named: the long ones first, so that both end together.
-IN_TWO = python -m pytest -m "not slow and not engines" -n 2 --dist loadfile --no-loadscope-reorder --durations 25
+# Three processes, because many tests wait; they take the files in the order in which the folders are named, the long ones first.
+IN_THREE = python -m pytest -m "not slow and not engines" -n 3 --dist loadfile --no-loadscope-reorder --durations 25
 PROTOC = python -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) proto/gradbus/v1/*.proto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-tools demo-faults demo-compose test test-faults test-compose test-engines check types promises proto proto-image proto-drift fmt bench load profile gpu-check
+.PHONY: help demo demo-tools demo-faults demo-compose test test-faults test-recipes test-compose test-kubernetes test-engines check types promises proto proto-image proto-drift fmt bench load profile gpu-check
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.installed-demo  ## a language model learns to add, in under three minutes
 	@python examples/demo.py $(DEMO)
@@ -47,14 +47,20 @@ demo-faults: $(VENV)/.installed-demo  ## a language model learns by a tool that 
 	@python examples/ledger/demo_faults.py $(DEMO)
 
 test: $(VENV)/.installed-dev  ## every test but the long ones
-	$(IN_TWO) $(PYTEST) tests/contract tests/integration tests/engines tests/unit$(NONE)
-	$(IN_TWO) $(PYTEST) tests/faults tests/e2e$(NONE)
+	$(IN_THREE) $(PYTEST) tests/contract tests/integration tests/engines tests/unit$(NONE)
+	$(IN_THREE) $(PYTEST) tests/faults tests/e2e$(NONE)
 
 test-faults: $(VENV)/.installed-dev  ## the long ones: kills at random and at named points, over many seeds
 	python -m pytest -m "(faults or slow) and not engines" $(PYTEST)
 
+test-recipes: $(VENV)/.installed-dev  ## each recipe's run with a tiny model, to its end
+	python -m pytest -m slow $(PYTEST) tests/e2e/test_recipes.py
+
 test-compose: $(VENV)/.installed-dev  ## the stack in containers: build, runs by curl, crashes, reward swap; needs a Docker engine
 	python -m pytest -m compose $(PYTEST) tests/compose
+
+test-kubernetes: $(VENV)/.installed-dev  ## a deployment on a cluster: runs by REST, kills, lost volumes; needs a cluster: docs/kubernetes.md
+	python -m pytest -m kubernetes $(PYTEST) tests/kubernetes
 
 demo-compose:  ## the demo's run against `docker compose up`, by curl alone; needs Docker and nothing else
 	docker compose up --build --wait

@@ -12,7 +12,7 @@ import argparse
 import json
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -26,7 +26,9 @@ from gradbus.spec import PRESETS
 from gradbus.spec.presets import CRITICS
 
 SINGLE: Final = ("ppo", "sao", "reinforce_pp")
-_CRITIC: Final = {"learning_rate": 1e-3}
+_FIELDS: Final[Mapping[str, Json]] = {"dapo": {"overlong_penalty": 0.0}, "score_centering": {"centering": 8}}
+"""The task's right answers fill the limit of their tokens, and its vocabulary has 56."""
+_CRITIC: Final = {"learning_rate": 1e-3, "warmup_steps": 0}
 _GROUPS: Final = 32
 _LAST: Final = 20
 
@@ -59,7 +61,7 @@ def spec_of(case: Case, base: Path) -> Json:
     """The demo's spec with another algorithm."""
     spec = addition_spec(base, case.steps, case.seed, evaluate_every=case.steps)
     spec["name"] = f"{case.preset}-{case.group_size}-lag-{case.staleness}".replace("_", "-")
-    spec["algorithm"] = {"name": case.preset, "entropy": spec["algorithm"]["entropy"]}
+    spec["algorithm"] = {"name": case.preset, "entropy": spec["algorithm"]["entropy"], **_FIELDS.get(case.preset, {})}
     spec["rollout"]["group_size"] = case.group_size
     spec["schedule"] |= {"groups_per_step": _GROUPS * 8 // case.group_size, "max_staleness": case.staleness}
     if case.preset in CRITICS:
@@ -105,7 +107,12 @@ def table(results: list[dict[str, Any]]) -> str:
     )
     steps = results[0]["case"]["steps"]
     lines += [f"{steps} steps of 256 samples, the demo's base model and learning rate of 1e-3, which is also that of PPO's critic.", ""]
-    lines += ["Before and after: held-out exact match.", "", f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    lines += [
+        "Before and after: held-out exact match, medians over the seeds; in brackets the least and the largest.",
+        "",
+        f"| {' | '.join(columns)} |",
+        "|---" * len(columns) + "|",
+    ]
     rows: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
     for result in results:
         case = result["case"]
@@ -116,15 +123,16 @@ def table(results: list[dict[str, Any]]) -> str:
             return statistics.median(outcome[name] for outcome in outcomes)
 
         explained = "" if outcomes[0]["explained_variance"] is None else f"{median('explained_variance'):.3f}"
-        shown = (
-            f"{median('before'):.3f} | {median('after'):.3f} | {median('reward'):.3f} | {median('entropy'):.3f} | {median('bounded'):.4f}"
-        )
+        after = [outcome["after"] for outcome in outcomes]
+        spread = f" ({min(after):.3f} … {max(after):.3f})" if len(after) > 1 else ""
+        shown = f"{median('before'):.3f} | {median('after'):.3f}{spread} | {median('reward'):.3f} | {median('entropy'):.3f}"
+        shown += f" | {median('bounded'):.4f}"
         lines.append(f"| `{preset}` | {size} | {staleness} | {len(outcomes)} | {shown} | {explained} |")
     return "\n".join([*lines, ""])
 
 
 def main() -> None:
-    """Runs all cases and writes both files after each; a case that is in the file already is run again and replaced."""
+    """Runs all cases and writes both files after each; a case that is in the file already is not run again."""
     parser = argparse.ArgumentParser(description="Algorithms on the demo's task.")
     parser.add_argument("--presets", nargs="+", choices=tuple(PRESETS), default=list(PRESETS))
     parser.add_argument("--staleness", nargs="+", type=int, default=[1])
@@ -134,10 +142,12 @@ def main() -> None:
     options = parser.parse_args()
     file = options.out / "algorithms.json"
     results: list[dict[str, Any]] = json.loads(file.read_text()) if file.exists() else []
+    there = [result["case"] for result in results]
     with tempfile.TemporaryDirectory() as state, stack(Path(state)) as folder:
         for case in cases(options):
-            result = {"case": asdict(case), "outcome": asdict(run(case, make_base(case.seed), folder))}
-            results = [other for other in results if other["case"] != result["case"]] + [result]
+            if asdict(case) in there:
+                continue
+            results.append(result := {"case": asdict(case), "outcome": asdict(run(case, make_base(case.seed), folder))})
             print(f"{case}: {result['outcome']}", flush=True)
             file.write_text(json.dumps(results, indent=1) + "\n")
             file.with_suffix(".md").write_text(table(results))

@@ -33,8 +33,12 @@ REGIONS: Final[Mapping[str, Json]] = {
     "none": {"trust_region": "none"},
     "second_moment": {"trust_region": "none", "second_moment": 0.04},
     "mass_drift": {"trust_region": "mass", "drift": 1e-3},
+    "cap_centred": {"trust_region": "cap", "clip": [1.0, 1.0], "centering": 8},
+    "band_centred": {"trust_region": "band", "centering": 8},
+    "centred": {"importance": "none", "trust_region": "none", "centering": 8},
 }
-"""With the bounds that each has where a spec does not set them; the second moment and the drift are those of M2PO and prime-rl."""
+"""With the bounds that each has where a spec does not set them; the second moment and the drift are those of M2PO and prime-rl, and the
+bounds beside score centring by 8 of the task's 56 tokens are its preset's."""
 LOST: Final = 0.05
 """What a run with old samples may lose of the result without them."""
 _LAST: Final = 20

@@ -63,6 +63,21 @@ def fork_server():
 
 
 @pytest.fixture
+def row_file(tmp_path):
+    """A file of rows with this content."""
+    from gradbus.datasets.row_file import RowFile
+
+    names = itertools.count()
+
+    def written(content):
+        path = tmp_path / f"rows-{next(names)}"
+        path.write_bytes(content)
+        return RowFile(path)
+
+    return written
+
+
+@pytest.fixture
 def no_file_over():
     """A block, as on a disk that is full: the system takes so many bytes of a file and no more."""
 

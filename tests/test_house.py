@@ -30,7 +30,7 @@ SERVING = {
 EXTRAS = SERVING | {"embedded", "all", "dev"}
 SERVICES = ("gateway", "conductor", "rollout", "reward", "environment", "agent", "reference", "trainer", "weight_store")
 WITHOUT_TORCH = ("gateway", "conductor", "reward", "environment", "agent", "weight_store")
-TOP_LEVEL = ("libs", "kernels", "services", "proto", "tests", "examples", "benchmarks", "loadtests", "deploy", "docs")
+TOP_LEVEL = ("libs", "kernels", "services", "proto", "tests", "examples", "recipes", "benchmarks", "loadtests", "deploy", "docs")
 # Spelled in halves, so that this file is clean itself.
 FOREIGN = re.compile("|".join(["pypi" + r"\.org", "download" + r"\.pytorch\.org", "python" + "hosted", r"/wor" + r"k/(main|shared|\.)"]))
 TEXT = {".py", ".toml", ".md", ".txt", ".proto", ".yaml", ".yml", ".json", ".jsonl", ".svg", ""}

@@ -28,6 +28,7 @@ GradbusError
 ├── AttestationError       loaded weights differ from the manifest's
 ├── BroadcastError         a worker takes no part in a broadcast of weights
 ├── EngineError            a sampling server failed; `state` says how
+├── TrackerError           an experiment tracker cannot be opened or written
 ├── ApiError               the gateway refused a request; carries the problem document
 └── StackError             the embedded stack cannot start or be reached
 
@@ -196,6 +197,10 @@ class EngineError(GradbusError):
     def __init__(self, state: EngineFailure, message: str) -> None:
         self.state = state
         super().__init__(f"{state}: {message}")
+
+
+class TrackerError(GradbusError):
+    """An experiment tracker cannot be opened or written."""
 
 
 class ApiError(GradbusError):

@@ -33,6 +33,10 @@ GRADER = {
     "calculate_output": "variety + shape",
 }
 
+CONTROLLERS = {"kl_control": {"target": 0.1}, "entropy_control": {"target": 0.2}}
+CENTRED = {"name": "opd", "trust_region": "cap", "clip": [1.0, 1.0], "centering": 8}
+"""Two algorithms that together report all that any reports."""
+
 
 @pytest.fixture(scope="module")
 def received():
@@ -76,8 +80,8 @@ def run(exporting, lab_on, prometheus, spec, rows):
         data={"eval": rows([{"prompt": "sun and", "answer": "sun"}])},
         reward={"grader": GRADER},
         schedule={"steps": 24, "max_staleness": 1},
-        algorithm={"name": "ppo", "kl": 0.01},
-        trainer={"critic": {}},
+        algorithm={"name": "ppo", "kl": 0.01, "drift": 1e-3, "nll": 0.1, "second_moment": 0.04, **CONTROLLERS},
+        trainer={"critic": {}, "inner": {"epochs": 2, "stop_kl": 0.5}},
         evaluation={"every": 8, "samples": 1},
         weights={"transport": "delta"},
     )
@@ -110,7 +114,7 @@ def pairs(exporting, lab_on, models, rows):
 @pytest.fixture(scope="module")
 def taught(exporting, lab_on, models, spec):
     """Id of a run that a teacher judges, too long to end between two exports."""
-    body = spec(algorithm={"name": "opd"}, schedule={"steps": 60}) | {"teacher": {"path": str(models / "llama")}}
+    body = spec(algorithm=CENTRED, schedule={"steps": 60}) | {"teacher": {"path": str(models / "llama")}}
     del body["reward"]
     with lab_on(exporting) as lab:
         run_id = lab.submit(body)
@@ -185,7 +189,12 @@ def name_of(value):
 @pytest.mark.usefixtures("played", "offered")
 def test_every_panel_of_every_dashboard_shows_data(prometheus, run, pairs, taught):
     run_id, began = run
-    others = {"gradbus_preference": pairs, "evaluation_loss": pairs, "gradbus_policy_teacher_kl": taught}
+    others = {
+        "gradbus_preference": pairs,
+        "evaluation_loss": pairs,
+        "gradbus_policy_teacher_kl": taught,
+        "gradbus_policy_total_variation": taught,
+    }
     shown = [(f"{board['title']}: {panel['title']}", target["expr"]) for board, panel in PANELS for target in panel["targets"]]
     empty = {
         f"{title}: {expr}": filled(expr, next((other for metric, other in others.items() if metric in expr), run_id))

@@ -28,7 +28,7 @@ BOUNDS: Final[dict[str, float]] = {
     # A step of equal rows is a few large operators, however many rows.
     "trainer: operators a sample": 0,
     # The trainer and the weight store, with a checkpoint at every second step: events of the step and of the checkpoint, heads of version
-    # and checkpoint with a read of the latter, the announcement. On a busy machine versions and checkpoints are swept apart, with a read
+    # and checkpoint with a read of the latter. On a busy machine versions and checkpoints are swept apart, with a read
     # each: half a message more.
     "trainer: messages a step": 5,
     # PublishVersion; CommitCheckpoint at every second step.

@@ -160,10 +160,17 @@ RUN = Board(
                     width=12,
                 ),
                 Panel(
+                    "Smallest and largest reward",
+                    "Of the step's samples. If both meet, all samples are alike; a largest one far away from the rest is a sample to read.",
+                    [_each("gradbus_reward_range", "gradbus_statistic")],
+                    unit="none",
+                    width=6,
+                ),
+                Panel(
                     "Samples without a score",
                     "Per second. They are left out of the mean and of the gradient. The run's history gives the reasons.",
                     [Query(f"sum(rate(gradbus_samples_masked_total{{{OF_RUN}}}[$__rate_interval]))", "masked")],
-                    width=12,
+                    width=6,
                 ),
             ],
         ),
@@ -230,6 +237,55 @@ RUN = Board(
                     "Learning rate of the schedule.",
                     [_one("gradbus_policy_learning_rate", "rate")],
                     unit="sci",
+                ),
+            ],
+        ),
+        Row(
+            "Axes that few runs use",
+            [
+                Panel(
+                    "Largest KL of a token",
+                    "By k3, in nats, to the base model or the reference that moves. A jump while the mean stays is one token that became"
+                    " unlikely: read the samples of that step. Empty without `algorithm.kl`.",
+                    [_one("gradbus_policy_kl_max", "largest")],
+                    unit="none",
+                ),
+                Panel(
+                    "Coefficients of KL and entropy",
+                    "As their controllers set them. At its bound, a coefficient does not reach its target: change the target. Empty without"
+                    " `algorithm.kl_control` and `algorithm.entropy_control`.",
+                    [_each("gradbus_policy_coefficient", "gradbus_term")],
+                    unit="none",
+                ),
+                Panel(
+                    "KL of a step",
+                    "From the policy before the step to the one that its last update began with, nats per token. Above `stop_kl` the rest"
+                    " of the step's updates is left out. Empty without `trainer.inner.stop_kl`.",
+                    [_one("gradbus_policy_step_kl", "KL")],
+                    unit="none",
+                ),
+                Panel(
+                    "Distance of the policies",
+                    "Total variation between the policy that sampled and the trained one, at most 1. It grows with staleness: above 0.1"
+                    " lower `schedule.max_staleness`. Empty without `algorithm.centering`.",
+                    [_one("gradbus_policy_total_variation", "distance")],
+                    unit="none",
+                    defaults={"min": 0},
+                ),
+                Panel(
+                    "Outliers",
+                    "Share of tokens that do not move the policy, so that the second moment of the log-ratios stays below its bound. Above"
+                    " a few percent the samples are too old. Empty without `algorithm.second_moment`.",
+                    [_one("gradbus_policy_outliers", "dropped")],
+                    unit="percentunit",
+                    defaults={"min": 0},
+                ),
+                Panel(
+                    "Drift, and likelihood of the best samples",
+                    "Mean square of the log-ratio, and negative log-likelihood of the groups' best samples in nats per token, which should"
+                    " fall. Empty without `algorithm.drift` and `algorithm.nll`.",
+                    [_one("gradbus_policy_drift", "drift"), _one("gradbus_policy_nll", "best samples")],
+                    unit="none",
                 ),
             ],
         ),

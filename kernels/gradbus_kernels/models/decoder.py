@@ -11,6 +11,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from gradbus.formats.expert_config import ExpertsConfig
@@ -51,7 +52,7 @@ class Decoder(nn.Module):
         """Hidden states after the last norm, which the head turns into logits, `[N, hidden_size]` in the weights' dtype."""
         weight = self.embed_tokens.weight
         tokens = batch.layout.tokens
-        batch = batch.padded(padded_rows(tokens, weight.dtype, weight.device))
+        batch = batch.padded(padded_rows(tokens, weight.dtype, weight.device))  # the products' rows alone: padding attends to nothing
         hidden: Tensor = self._scaled_embeddings(self.embed_tokens(batch.input_ids[0]))
         rotations = self._rotations(batch.position_ids[0], hidden.dtype)
         routes = iter([] if batch.routes is None else batch.routes.unbind(1))
@@ -160,8 +161,11 @@ class _Attention(nn.Module):
             self._attended = self._with_sinks
 
     def forward(self, hidden: Tensor, rotation: Rotation, layout: PrefixLayout) -> Tensor:
-        qkv = _side_by_side([getattr(self, name) for name in self._inputs], hidden).view(len(hidden), -1, self.head_dim)
-        out: Tensor = self.o_proj(self._attended(self._turned(qkv, rotation), layout).flatten(1))
+        rows, padding = layout.tokens, len(hidden) - layout.tokens
+        qkv = _side_by_side([getattr(self, name) for name in self._inputs], hidden)
+        heads = (qkv[:rows] if padding else qkv).view(rows, -1, self.head_dim)
+        attended = self._attended(self._turned(heads, rotation), layout).flatten(1)
+        out: Tensor = self.o_proj(functional.pad(attended, (0, 0, 0, padding)) if padding else attended)
         return out
 
     def _without_sinks(self, turned: Turned, layout: PrefixLayout) -> Tensor:

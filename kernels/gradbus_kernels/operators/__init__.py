@@ -49,6 +49,7 @@ from gradbus_kernels.operators.prefix_shared_attention.layout import PrefixLayou
 from gradbus_kernels.operators.prefix_shared_attention.packing import PackedGroups, pack_groups
 from gradbus_kernels.operators.sample.api import sample, sample_at, sample_reference
 from gradbus_kernels.operators.sample.reference import Sampled, SamplingParams
+from gradbus_kernels.operators.score_centering.api import ScoreCentering, linear_score_centering, linear_score_centering_reference
 from gradbus_kernels.operators.selected_logprob.api import SelectedLogprob, selected_logprob, selected_logprob_reference
 
 __all__ = [
@@ -73,6 +74,7 @@ __all__ = [
     "RatioSummary",
     "Sampled",
     "SamplingParams",
+    "ScoreCentering",
     "SelectedLogprob",
     "Softcapped",
     "TeacherRows",
@@ -101,6 +103,8 @@ __all__ = [
     "linear_logprob_reference",
     "linear_sample",
     "linear_sample_reference",
+    "linear_score_centering",
+    "linear_score_centering_reference",
     "linear_teacher_rows",
     "pack_groups",
     "policy_loss",

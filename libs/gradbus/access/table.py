@@ -105,7 +105,6 @@ READERS: Final[Mapping[str, Roles]] = {
 
 HINTS: Final = (
     Hint("groups.*", "groups are in the buffer", ("rollout",), ("conductor",)),
-    Hint("versions.*", "a version is published", ("weight_store",), ("conductor", "rollout")),
     Hint("broadcasts.*", "a version is offered by broadcast", ("weight_store",), ("rollout",)),
     Hint("missing.*", "groups that the trainer lacks", ("trainer",), ("conductor",)),
 )

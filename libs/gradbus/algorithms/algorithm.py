@@ -98,7 +98,9 @@ class Algorithm:
         """Metrics of the loss that a step reports; see `StepMetrics.named` of the trainer."""
         spec = self.spec
         optional = {
+            "kl_max": self.needs_reference,
             "outliers": spec.second_moment is not None,
+            "total_variation": spec.centering is not None,
             "drift": spec.drift > 0.0,
             "nll": spec.nll > 0.0,
             "kl_coefficient": spec.kl_control is not None,

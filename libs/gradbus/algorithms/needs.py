@@ -50,15 +50,17 @@ def _has_one_component(grader: Grader) -> bool:
 
 def learner_computes_reference(spec: RunSpec) -> bool:
     """Whether the learner computes the reference log-probabilities: its model without the adapters is the base model."""
-    return algorithm_of(spec).needs_reference and spec.trainer.lora is not None
+    is_base = spec.algorithm.kl_reference_steps is None
+    return algorithm_of(spec).needs_reference and spec.trainer.lora is not None and is_base
 
 
 def needs_reference_logprobs(spec: RunSpec) -> bool:
-    """Whether the conductor asks the reference service for the base model's log-probabilities of each trained group."""
-    return algorithm_of(spec).needs_reference and spec.trainer.lora is None
+    """Whether the conductor asks the reference service for the reference log-probabilities of each trained group."""
+    return algorithm_of(spec).needs_reference and not learner_computes_reference(spec)
 
 
 def needs_reference_service(spec: RunSpec) -> bool:
-    """Whether the reference service computes for the run: log-probabilities of its base model or teacher, scores, a held-out loss."""
+    """Whether the reference service computes for the run: log-probabilities of a frozen model or version, scores, a held-out loss."""
     evaluates = spec.trains_given and spec.data.eval is not None
-    return needs_reference_logprobs(spec) or spec.reward.model is not None or spec.teacher is not None or evaluates
+    models = spec.reward.model is not None or spec.teacher is not None or spec.algorithm.centering is not None
+    return needs_reference_logprobs(spec) or models or evaluates

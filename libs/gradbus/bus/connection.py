@@ -49,8 +49,9 @@ class BusSettings:
     url: str
     user: str = ""
     password: str = ""
-    clustered: bool = False
-    """Whether NATS is a cluster. Reads of keys then go to the leader, and the task queue is written synchronously, as replication needs."""
+    replicas: int = 1
+    """Servers that have each stream and bucket. With several, reads of keys go to the leader, and the task queue is written synchronously,
+    as replication needs."""
     identity: Identity | None = None
     """Shown to a server whose address begins with `tls:`."""
 
@@ -99,10 +100,8 @@ class Bus:
         try:
             return await self.jetstream.key_value(name)
         except BucketNotFoundError:
-            # Direct reads cost a third. In a cluster they may be answered by a replica that is behind.
-            direct = not self._settings.clustered
             with contextlib.suppress(BadRequestError):  # another release made it at this moment, with another configuration
-                await self.jetstream.add_stream(_bucket_config(name, direct=direct))
+                await self.jetstream.add_stream(_bucket_config(name, self._settings.replicas))
             return await self.jetstream.key_value(name)
 
     async def publish(self, subject: str, payload: bytes) -> None:
@@ -179,7 +178,8 @@ class Bus:
             max_msgs_per_subject=100_000,
             max_age=_TASK_AGE_SECONDS,
             # The conductor dispatches lost tasks again, so the queue need not be synced.
-            persist_mode=None if self._settings.clustered else PersistMode.ASYNC,
+            persist_mode=PersistMode.ASYNC if self._settings.replicas == 1 else None,
+            num_replicas=self._settings.replicas,
         )
         history = StreamConfig(
             name=subjects.EVENTS_STREAM,
@@ -189,6 +189,7 @@ class Bus:
             max_bytes=_EVENT_BYTES,
             duplicate_window=3600.0,
             allow_atomic=True,
+            num_replicas=self._settings.replicas,
         )
         for config in (queue, history):
             try:
@@ -209,7 +210,7 @@ def _without_credentials(url: str) -> str:
     return re.sub(r"//[^/]*@", "//", url)
 
 
-def _bucket_config(name: str, *, direct: bool) -> StreamConfig:
+def _bucket_config(name: str, replicas: int) -> StreamConfig:
     """The stream of a key-value bucket as every client makes it, and also open to batches, which the client library cannot ask for."""
     ttl = _TTL_SECONDS.get(name)
     return StreamConfig(
@@ -222,7 +223,9 @@ def _bucket_config(name: str, *, direct: bool) -> StreamConfig:
         duplicate_window=min(ttl or _DUPLICATE_SECONDS, _DUPLICATE_SECONDS),
         deny_delete=True,
         allow_rollup_hdrs=True,
-        allow_direct=direct,
+        # Direct reads cost a third. Of several replicas one that is behind may answer them.
+        allow_direct=replicas == 1,
+        num_replicas=replicas,
         allow_msg_ttl=True,
         allow_atomic=True,
     )

@@ -56,11 +56,6 @@ def groups(run_id: str) -> str:
     return f"groups.{run_id}"
 
 
-def versions(run_id: str) -> str:
-    """Announces policy versions."""
-    return f"versions.{run_id}"
-
-
 def broadcasts(run_id: str) -> str:
     """Announces broadcasts of versions."""
     return f"broadcasts.{run_id}"

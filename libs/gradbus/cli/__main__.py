@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gradbus.cli import delete, environments, events, inspect, keys, lineage, runs, stack, status
+from gradbus.cli import data, delete, environments, events, inspect, keys, lineage, plan, runs, stack, status
 from gradbus.cli.output import discard_output, print_error, wants_json
 from gradbus.errors import GradbusError
 
@@ -19,8 +19,8 @@ app = typer.Typer(
 )
 _VERBS = {
     "This machine": (stack.up, stack.down, status.status),
-    "Runs": (runs.run, runs.pause, runs.resume, runs.cancel, delete.delete, runs.export),
-    "Inspect": (inspect.runs, inspect.show, inspect.samples, inspect.episode, events.events, lineage.lineage),
+    "Runs": (plan.plan, runs.run, runs.pause, runs.resume, runs.cancel, delete.delete, runs.export),
+    "Inspect": (inspect.runs, inspect.show, inspect.samples, inspect.episode, events.events, lineage.lineage, events.track),
 }
 for _panel, _functions in _VERBS.items():
     for _function in _functions:
@@ -28,6 +28,7 @@ for _panel, _functions in _VERBS.items():
 app.command("open", rich_help_panel="Inspect")(inspect.open_web_ui)  # `open` itself is Python's
 app.add_typer(keys.app, name="keys", rich_help_panel="This machine")
 app.add_typer(environments.app, name="env", rich_help_panel="Runs")
+app.add_typer(data.app, name="data", rich_help_panel="Runs")
 
 
 def _print_version(is_asked: bool) -> None:

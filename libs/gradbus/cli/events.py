@@ -1,4 +1,4 @@
-"""The subcommand `events`: a run's history, filtered by type and level."""
+"""The subcommands `events` and `track`: a run's history, filtered by type and level, or in an experiment tracker."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import typer
 
 from gradbus.cli.format import number
 from gradbus.cli.options import RunId, State, connect, find_run, state_option, taking
-from gradbus.cli.output import JsonLines, print_json_line, print_notice, printable
+from gradbus.cli.output import AsJson, JsonLines, print_json, print_json_line, print_notice, printable
+from gradbus.errors import TrackerError, first_line
 
 if TYPE_CHECKING:
     from gradbus.client import Client
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _CHARTED = ("reward", "teacher_kl", "loss", "accuracy", "margin", "entropy", "grad_norm")
 _MOST = 100_000
 Json = dict[str, Any]
+_FORMS = "tensorboard:DIR, wandb[:PROJECT], mlflow[:URI], trackio[:PROJECT]"
 
 
 class Level(StrEnum):
@@ -111,3 +113,35 @@ def _event_line(event: Json) -> str:
     charted = [f"  {name} {number(data[name])}" for name in _CHARTED if name in data]
     message = printable(event["message"])
     return f"{event['id']:>8}  {event['created_at'][11:19]}  {event['type']:<12}  {mark}{message}{''.join(charted)}"
+
+
+def track(
+    run_id: RunId,
+    to: Annotated[
+        str, typer.Option("--to", metavar="TRACKER", help="tensorboard:DIR, wandb[:PROJECT], mlflow[:URI] or trackio[:PROJECT].")
+    ],
+    once: Annotated[bool, typer.Option("--once", help="Write what there is, and do not wait for more.")] = False,
+    state: State = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a run's metrics into TensorBoard, W&B, MLflow or Trackio, until it ends.
+
+    It may be stopped and started again, with runs in progress and with old ones: nothing is written twice.
+    """
+    from gradbus.trackers import TrackedRun, feed, open_sink
+
+    with connect(state) as client:
+        run = client.run(find_run(client, run_id)["id"])
+        sink = open_sink(to, TrackedRun(run["id"], run["name"], run["spec"]))
+        if sink.written and not as_json:
+            print_notice(f"{to} has the run up to event {sink.written}")
+        try:
+            written = feed(client, run["id"], sink, follow=not once)
+            ended = client.run(run["id"])["state"]
+            sink.close(ended)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise TrackerError(f"cannot write to {to}: {first_line(error)}; start the command again, it goes on where it ended") from error
+    if as_json:
+        print_json({"object": "track", "run_id": run["id"], "to": to, "written": written, "state": ended})
+    else:
+        typer.echo(f"wrote {written} points of run {run['id']} ({ended}) to {to}")

@@ -8,9 +8,11 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from gradbus.errors import Fault, ModelError
+from gradbus.client.dataset_files import dataset_files, local_path
+from gradbus.errors import DatasetError, Fault, ModelError, StorageError
 from gradbus.formats.hf_model import ModelInfo, check_model_folder
 from gradbus.formats.model_weights import read_name_plan
 from gradbus.formats.reward_model import check_reward_folder
@@ -32,11 +34,16 @@ def upload_local_files(spec: Mapping[str, Any], base_dir: Path, upload: Upload) 
     faults.extend(replace(fault, path="teacher") for fault in found)
     reward = body.get("reward")
     if isinstance(reward, dict):
-        faults.extend(_inline_graders(reward.get("grader"), base_dir, "reward.grader"))
         found = _upload_model(reward.get("model"), base_dir, upload, check_reward_folder)
         faults.extend(replace(fault, path=f"reward.{fault.path}") for fault in found)
-    faults.extend(_inline_source(body.get("environment"), base_dir, "environment"))
-    return body, faults
+    return body, [*faults, *inline_sources(body, base_dir)]
+
+
+def inline_sources(body: Json, base_dir: Path) -> list[Fault]:
+    """Replaces each `file` of graders and environment by its text. Returns the faults of files that cannot be read."""
+    reward = body.get("reward")
+    graders = _inline_graders(reward.get("grader"), base_dir, "reward.grader") if isinstance(reward, dict) else ()
+    return [*graders, *_inline_source(body.get("environment"), base_dir, "environment")]
 
 
 def merged_faults(local: Sequence[Fault], remote: Sequence[Fault]) -> list[Fault]:
@@ -81,7 +88,7 @@ def _upload_model(model: object, base_dir: Path, upload: Upload, check: Callable
     if not isinstance(model, dict) or "files" in model:
         return
     try:
-        if folder := _local(base_dir, model.get("path")):
+        if folder := local_path(base_dir, model.get("path")):
             model["files"] = {name: _uploaded(folder / name, upload) for name in check(folder).files}
     except ModelError as error:
         model["files"] = {}
@@ -91,15 +98,32 @@ def _upload_model(model: object, base_dir: Path, upload: Upload, check: Callable
 
 
 def _upload_data(data: object, base_dir: Path, upload: Upload) -> Iterator[Fault]:
-    """Replaces datasets by their digests."""
+    """Replaces each dataset by the digests of its files."""
     if not isinstance(data, dict):
         return
-    for field in _FILES["data"]:
+    parts = data["mixture"] if isinstance(data.get("mixture"), list) else []
+    fields = [("data", data, field) for field in _FILES["data"]]
+    fields += [(f"data.mixture.{at}", part, "source") for at, part in enumerate(parts) if isinstance(part, dict)]
+    for where, section, field in fields:
+        if not section.get(field):
+            continue
         try:
-            if path := _local(base_dir, data.get(field)):
-                data[field] = _uploaded(path, upload)
+            with TemporaryDirectory(prefix="gradbus-data-") as scratch:
+                section[field] = _uploaded_sources(section[field], base_dir, Path(scratch), upload)
         except OSError as error:
-            yield Fault(f"data.{field}", f"cannot be read: {error.strerror}", data[field], "a JSON Lines file")
+            yield Fault(f"{where}.{field}", f"cannot be read: {error.strerror}", str(section[field]), "JSON Lines or Parquet")
+        except (DatasetError, StorageError) as error:
+            yield Fault(f"{where}.{field}", str(error), str(section[field]))
+
+
+def _uploaded_sources(given: object, base_dir: Path, scratch: Path, upload: Upload) -> object:
+    """The digests of the files of all sources; what is not on this machine stays as it is."""
+    sources = given if isinstance(given, list) else [given]
+    found: list[object] = []
+    for at, source in enumerate(sources):
+        files = dataset_files(source, base_dir, scratch / str(at)) if isinstance(source, str) else None
+        found.extend([source] if files is None else [_uploaded(path, upload) for path in files])
+    return found[0] if len(found) == 1 and not isinstance(given, list) else found
 
 
 def _uploaded(path: Path, upload: Upload) -> str:
@@ -108,16 +132,6 @@ def _uploaded(path: Path, upload: Upload) -> str:
     digest = digest_of_file(path)
     upload(path, digest)
     return digest
-
-
-def _local(base_dir: Path, given: object) -> Path | None:
-    if not isinstance(given, str) or not given:
-        return None
-    try:
-        path = base_dir / Path(given).expanduser()
-    except RuntimeError:  # `~name` of a user who is not known here
-        return None
-    return path if path.exists() else None
 
 
 def _inline_graders(grader: object, base_dir: Path, where: str) -> Iterator[Fault]:

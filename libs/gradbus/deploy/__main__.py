@@ -1,7 +1,8 @@
-"""The init jobs of a deployment: `python -m gradbus.deploy secrets`, then `stores` once the servers are up. Both may be repeated.
+"""The init jobs of a deployment: `python -m gradbus.deploy secrets`, then `stores` once the servers are up. All may be repeated.
 
-`key` prints the API key that `secrets` made, `authority` the certificate that clients of the gateway trust, `grafana` the password of
-Grafana's user `admin`.
+`functions` and `bucket` are the two parts of `stores`, for the buffer and for object storage. `kubernetes` makes the secrets and prints
+them as objects for `kubectl apply`. `key` prints the API key that `secrets` made, `authority` the certificate that clients of the gateway
+trust, `grafana` the password of Grafana's user `admin`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from pathlib import Path
 
 _PRINTED = ("key", "authority", "grafana")
+_STORES = ("stores", "functions", "bucket")
 
 
 def _names(given: str) -> list[str]:
@@ -28,30 +30,37 @@ def _names(given: str) -> list[str]:
 def main() -> int:
     """Runs one job; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m gradbus.deploy", description=__doc__)
-    parser.add_argument("job", choices=("secrets", "stores", *_PRINTED))
+    parser.add_argument("job", choices=("secrets", "kubernetes", *_STORES, *_PRINTED))
     parser.add_argument("--served-hosts", type=_names, default=[], help='JSON list of the gateway\'s names, e.g. ["gradbus.example"]')
+    parser.add_argument("--namespace", default="gradbus", help="of the objects that `kubernetes` prints (gradbus)")
     parser.add_argument("--state", type=Path, default=Path("/var/lib/gradbus"), help="where the volumes are mounted (/var/lib/gradbus)")
     arguments = parser.parse_args()
     from gradbus.errors import GradbusError
 
     try:
-        _run(arguments.job, arguments.state, arguments.served_hosts)
+        _run(arguments)
     except GradbusError as error:
         print(error, file=sys.stderr)  # noqa: T201 - the output of the job
         return 1
     return 0
 
 
-def _run(job: str, state: Path, served_hosts: list[str]) -> None:
-    if job == "stores":
-        from gradbus.deploy.stores import prepare_stores
+def _run(arguments: argparse.Namespace) -> None:
+    job, state = arguments.job, arguments.state
+    if job in _STORES:
+        from gradbus.deploy import stores
         from gradbus.process import ProcessSettings
 
-        asyncio.run(prepare_stores(ProcessSettings()))
+        done = dict(zip(_STORES, (stores.prepare_stores, stores.prepare_buffer, stores.make_bucket), strict=True))
+        asyncio.run(done[job](ProcessSettings()))
     elif job == "secrets":
         from gradbus.deploy.secrets import write_secrets
 
-        write_secrets(state, served_hosts)
+        write_secrets(state, arguments.served_hosts)
+    elif job == "kubernetes":
+        from gradbus.deploy.kubernetes import secrets_manifest
+
+        print(secrets_manifest(state, arguments.namespace, arguments.served_hosts))  # noqa: T201 - the output of the job
     else:
         from gradbus.deploy import secrets
 

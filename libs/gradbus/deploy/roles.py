@@ -125,7 +125,13 @@ ROLES: Final[Mapping[str, Role]] = {
             serves="grpc",
             serves_agents=True,
             stores_objects=False,
-            operator_settings=("GRADBUS_ALLOWED_HOSTS", "GRADBUS_PUBLIC_URL", "GRADBUS_SESSION_SECONDS"),
+            operator_settings=(
+                "GRADBUS_AGENT_COMMANDS",
+                "GRADBUS_ALLOWED_HOSTS",
+                "GRADBUS_MAX_AGENT_PROCESSES",
+                "GRADBUS_PUBLIC_URL",
+                "GRADBUS_SESSION_SECONDS",
+            ),
         ),
         Role(
             "reference",
@@ -170,7 +176,7 @@ SHARED_SETTINGS: Final = (
     "GRADBUS_CRASH_",
     "GRADBUS_FROZEN_SECONDS",
     "GRADBUS_LEFTOVER_MEMORY",
-    "GRADBUS_NATS_CLUSTERED",
+    "GRADBUS_NATS_REPLICAS",
     "GRADBUS_TRACE_",
     "OTEL_",
 )

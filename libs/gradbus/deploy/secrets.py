@@ -22,13 +22,17 @@ _BUFFER_BYTES: Final = 2 << 30
 _AUTHORITY: Final = "authority"
 _TLS_DIR: Final = "/run/gradbus"
 _LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
+_PEERS: Final = "*.nats-peers"
+"""The servers of a clustered NATS on Kubernetes."""
+_SERVED: Final = ("gateway", "agent")
+"""Roles that clients outside reach over HTTPS, under these names too."""
 _GRAFANA: Final = "secrets/grafana/admin-password"
 
 
 def write_secrets(state: Path, served_hosts: Sequence[str] = ()) -> None:
     """Makes the missing files below `state/secrets` and keeps the others, so that existing volumes still open.
 
-    Renews certificates that expire soon. `served_hosts` are names of the gateway besides its own and localhost.
+    Renews certificates that expire soon. `served_hosts` are names of the gateway and the agent service besides their own and localhost.
     Raises SettingsError when the folder cannot be written.
     """
     root = state / "secrets"
@@ -67,9 +71,9 @@ def _made(path: Path, what: str) -> str:
 def _write_certificates(credentials: Credentials, served_hosts: Sequence[str]) -> None:
     """A certificate for each role and each server with its host name, by which callers check it and servers know their callers."""
     issuer = Authority(credentials.folder(_AUTHORITY))
+    more = {"nats": (_PEERS,)} | dict.fromkeys(_SERVED, (*_LOOPBACK, *served_hosts))
     for role in (*ROLES, "supervisor", "nats", "buffer"):
-        names = [host_name(role), *((*_LOOPBACK, *served_hosts) if role == "gateway" else ())]
-        issuer.issue(credentials.folder(role), names)
+        issuer.issue(credentials.folder(role), [host_name(role), *more.get(role, ())])
 
 
 def _write_grafana(credentials: Credentials) -> None:

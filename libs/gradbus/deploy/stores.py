@@ -26,12 +26,13 @@ async def prepare_stores(settings: ProcessSettings) -> None:
 
     Raises SettingsError when one of them does not answer or refuses.
     """
-    await _prepare_buffer(settings)
+    await prepare_buffer(settings)
     if urlsplit(settings.objects_url).scheme == "s3":
         await make_bucket(settings)
 
 
-async def _prepare_buffer(settings: ProcessSettings) -> None:
+async def prepare_buffer(settings: ProcessSettings) -> None:
+    """Loads the buffer's functions. Raises SettingsError when the buffer does not answer or refuses."""
     client = open_buffer(settings.buffer)
     try:
         await load_functions(client)

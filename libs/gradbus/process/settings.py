@@ -33,7 +33,7 @@ class ServerSettings(BaseSettings):
     nats_url: str = "nats://127.0.0.1:4222"
     nats_user: str = ""
     nats_password: SecretStr = SecretStr("")
-    nats_clustered: bool = Field(False, description="NATS is a cluster: make streams and buckets that can be replicated.")
+    nats_replicas: int = Field(1, ge=1, le=5, description="Servers of a NATS cluster that have each stream and bucket; 1: one server.")
     buffer_url: str = "redis://127.0.0.1:6379/0"
     buffer_user: str = ""
     buffer_password: SecretStr = SecretStr("")
@@ -54,7 +54,7 @@ class ServerSettings(BaseSettings):
     @property
     def bus(self) -> BusSettings:
         """Settings of the bus."""
-        return BusSettings(self.nats_url, self.nats_user, self.nats_password.get_secret_value(), self.nats_clustered, self.identity)
+        return BusSettings(self.nats_url, self.nats_user, self.nats_password.get_secret_value(), self.nats_replicas, self.identity)
 
     @property
     def buffer(self) -> BufferSettings:

@@ -89,7 +89,8 @@ class ConfinedProcess:
                 limit=program.line_bytes,
                 cwd="/",
                 env=_ENVIRONMENT,
-                process_group=0,  # no session: Linux may give each its own share of the processor, and niceness counts only within one
+                # No session: Linux may give each its own share of the processor, and niceness counts only within one.
+                preexec_fn=os.setpgrp,  # uvloop does not know `process_group`
             )
         except OSError as error:
             raise UserCodeError(

@@ -67,7 +67,7 @@ _OPEN_TO_CHANGE = 0o1 | 0o2 | 0o100 | 0o1000 | 0o20000000
 """Flags of open refused: O_WRONLY, O_RDWR, O_CREAT, O_TRUNC, O_TMPFILE."""
 _CLONE_NAMESPACES = 0x7E020000
 """Flags of clone refused."""
-_CLONE3, _AF_UNIX = 435, 1
+_CLONE3, _AF_UNIX, _AF_INET = 435, 1, 2
 _MMAP = (9, 222)
 _MAP_SHARED, _MAP_ANONYMOUS, _MAP_HUGETLB = 0x01, 0x20, 0x40000
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -85,8 +85,9 @@ def filter_calls(libc: ctypes.CDLL, allowed: Collection[str] = ()) -> bool:
     """Makes the system calls of `_REFUSED` and those with refused arguments fail with EPERM for the rest of this process's life.
 
     `allowed` names those of `_REFUSED` that are not refused, for a process in a PID namespace and a root folder of its own. Of `clone` new
-    namespaces stay refused, of `socketpair` all but pairs of Unix sockets, and of `prlimit64` all processes but the caller. `clone3` does
-    not exist for it, and it gets no memory that is shared without a file or in huge pages, which is counted as no process's.
+    namespaces stay refused, of `socketpair` all but pairs of Unix sockets, of `socket` all but IPv4, and of `prlimit64` all processes but
+    the caller. `clone3` does not exist for it, and it gets no memory that is shared without a file or in huge pages, which is counted as
+    no process's.
     """
     machine = platform.machine()
     if machine not in _AUDIT_ARCH:
@@ -107,7 +108,7 @@ def _program(arch: int, column: int, allowed: Collection[str] = ()) -> list[_Ste
     if "creat" not in allowed:
         checks += _argument_check(_OPEN[column], _SECOND_ARGUMENT, _ANY_BIT, [_OPEN_TO_CHANGE])
         checks += _argument_check(_OPENAT[column], _THIRD_ARGUMENT, _ANY_BIT, [_OPEN_TO_CHANGE])
-    socketpair, prlimit = _REFUSED["socketpair"][column], _REFUSED["prlimit64"][column]
+    socketpair, network, prlimit = (_REFUSED[name][column] for name in ("socketpair", "socket", "prlimit64"))
     if "clone" in allowed:
         checks += _shared_memory_check(_MMAP[column])
         checks += _argument_check(_REFUSED["clone"][column], _FIRST_ARGUMENT, _ANY_BIT, [_CLONE_NAMESPACES])
@@ -115,6 +116,8 @@ def _program(arch: int, column: int, allowed: Collection[str] = ()) -> list[_Ste
         checks += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ENOSYS)]
     if "socketpair" in allowed and socketpair is not None:
         checks += _first_argument_check(socketpair, _AF_UNIX)
+    if "socket" in allowed and network is not None:
+        checks += _first_argument_check(network, _AF_INET)
     if "prlimit64" in allowed and prlimit is not None:
         checks += _first_argument_check(prlimit, 0)
     return [

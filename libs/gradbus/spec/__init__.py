@@ -1,6 +1,7 @@
 """The run spec: REST body, TOML file, JSON Schema and documentation in one model."""
 
 from gradbus.spec.algorithm import AlgorithmSpec, EntropyControlSpec, KlControlSpec, Whiten
+from gradbus.spec.data import MAX_FILES, DataSpec, MixtureSpec, RowFilter, Sources
 from gradbus.spec.faults import MAX_FAULTS, parse_spec, refuse_unstorable
 from gradbus.spec.kinds import PAIR_KINDS, PREFERENCE_KINDS, Kind, PreferenceSpec, RowColumns
 from gradbus.spec.presets import PRESETS
@@ -27,7 +28,6 @@ from gradbus.spec.sections import (
     AncestorSpec,
     CheckpointSpec,
     CriticSpec,
-    DataSpec,
     DeepSpeedSpec,
     EnvironmentSpec,
     EvaluationSpec,
@@ -47,6 +47,7 @@ from gradbus.spec.sections import (
 __all__ = [
     "EVALUATED_VERSIONS",
     "MAX_FAULTS",
+    "MAX_FILES",
     "PAIR_KINDS",
     "PREFERENCE_KINDS",
     "PRESETS",
@@ -70,6 +71,7 @@ __all__ = [
     "LineageSpec",
     "LoraSpec",
     "MathGrader",
+    "MixtureSpec",
     "ModelSpec",
     "MultiGrader",
     "PreferenceSpec",
@@ -79,11 +81,13 @@ __all__ = [
     "RewardSpec",
     "RolloutSpec",
     "RowColumns",
+    "RowFilter",
     "RunSpec",
     "ScheduleSpec",
     "ScoreModelGrader",
     "ScriptGrader",
     "SimpleGrader",
+    "Sources",
     "StringCheckGrader",
     "TagsGrader",
     "TeacherSpec",

@@ -88,6 +88,12 @@ class TrustRegionSpec(Section):
         "is below this.",
     )
 
+    centering: Annotated[Integer, Field(ge=1, le=128)] | None = Field(
+        None,
+        description="Takes the mean of the score under the policy that sampled from each token's, by the sampler's so many most likely "
+        "tokens at its position.",
+    )
+
 
 class AlgorithmSpec(TrustRegionSpec, AdvantageSpec):
     """An algorithm. `name` selects a preset; a field beside it replaces the preset's value.
@@ -102,6 +108,11 @@ class AlgorithmSpec(TrustRegionSpec, AdvantageSpec):
     )
     kl_control: KlControlSpec | None = Field(None, description="Changes `kl`, which is the first step's, from step to step.")
     kl_estimator: Literal["k2", "k3", "unbiased"] = Field("k3", description="Of a KL in the loss.")
+    kl_reference_steps: Annotated[Integer, Field(ge=1, le=10_000_000)] | None = Field(
+        None,
+        description="The KL is to a version of the run, that of the last multiple of so many steps before a sample's. Unset: to the base "
+        "model.",
+    )
     drift: Coefficient = Field(0.0, description="Weight of the squared log-ratio of every token, those that the trust region bounds too.")
     nll: Coefficient = Field(
         0.0,

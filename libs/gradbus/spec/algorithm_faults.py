@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
 
 from gradbus.errors import Fault
 from gradbus.spec.algorithm import AlgorithmSpec
 from gradbus.spec.sections import ScheduleSpec, TrainerSpec
+from gradbus.spec.teacher_faults import row_size_faults
 
 _BOUNDED: Final = {
     "clip": "[lower in (0, 1), upper > 0]: the ratio counts within [1 - lower, 1 + upper]",
@@ -30,6 +31,11 @@ _NO_SHAPING: Final = {
     "gdpo": "reads the components of the reward, which stay as they are",
 }
 """Advantages that take nothing from the reward, and why."""
+_CENTERING: Final = "algorithm.centering"
+_CENTRED_REGIONS: Final = ("none", "cap", "band")
+"""Trust regions whose weight is a function of a token's ratio alone."""
+_OF_OTHERS: Final = ("sequence_mask", "off_policy_mask", "second_moment")
+"""What drops a token for what others are."""
 
 
 def algorithm_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None, schedule: ScheduleSpec | None) -> Iterator[Fault]:
@@ -60,6 +66,9 @@ def algorithm_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None, schedule:
     yield from _control_faults(spec, trainer)
     if spec.kl_place == "reward":
         yield from _kl_in_reward_faults(spec, trainer)
+    if spec.kl_reference_steps is not None and not spec.kl:
+        message = "without a KL nothing is compared with a reference"
+        yield Fault("algorithm.kl_reference_steps", message, str(spec.kl_reference_steps), "none, or algorithm.kl above 0")
 
 
 def _reward_faults(spec: AlgorithmSpec) -> Iterator[Fault]:
@@ -88,7 +97,7 @@ def _kl_in_reward_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None) -> It
     others = '"loss", or algorithm.kl = 0'
     if reason := _NO_SHAPING.get(spec.advantage):
         yield Fault("algorithm.kl_place", f"advantage = {spec.advantage} {reason}", '"reward"', others)
-    if trainer and trainer.lora is not None:
+    if trainer and trainer.lora is not None and spec.kl_reference_steps is None:
         message = "a trainer of adapters computes the reference in its forward pass, when the advantages are made already"
         yield Fault("algorithm.kl_place", message, '"reward"', f"{others}, or no [trainer.lora]")
 
@@ -202,3 +211,44 @@ def _second_moment_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None) -> I
 
 def _unread(path: str, spec: AlgorithmSpec, given: object, readers: str) -> Fault:
     return Fault(path, f"trust_region = {spec.trust_region} does not read it", json.dumps(given), f"none, or trust_region = {readers}")
+
+
+def centering_faults(algorithm: AlgorithmSpec, sections: Mapping[str, Any], numerics: object) -> Iterator[Fault]:
+    """Settings with which the mean that score centring takes from a score would be that of something else.
+
+    `sections` are those that are valid by themselves.
+    """
+    if algorithm.centering is None:
+        return
+    given = str(algorithm.centering)
+    yield from _centred_loss_faults(algorithm, given)
+    for name, unfit, value, message in (
+        ("schedule", "mode", "free", "tokens of one sample may be of several versions, and its rows are those of one"),
+        ("weights", "transport", "delta", "the reference service computes with each version that sampled, and needs its whole files"),
+        ("trainer", "backend", "deepspeed", "the deepspeed backend sends its ranks no rows of the sampler"),
+        ("rollout", "routing_replay", True, "the rows would be computed with other experts than the samples were"),
+    ):
+        if (section := sections.get(name)) and getattr(section, unfit) == value:
+            yield Fault(_CENTERING, message, given, f"none, or another {name}.{unfit} than {json.dumps(value)}")
+    if numerics == "batch_invariant":
+        yield Fault(_CENTERING, "the mean of the score is computed by other operators", given, 'none, or numerics = "fast"')
+    if rollout := sections.get("rollout"):
+        yield from row_size_faults(_CENTERING, algorithm.centering, rollout)
+
+
+def _centred_loss_faults(algorithm: AlgorithmSpec, given: str) -> Iterator[Fault]:
+    region = algorithm.trust_region
+    if region not in _CENTRED_REGIONS:
+        message = f"what trust_region = {region} weighs a token with is no function of its ratio alone, so its mean is another"
+        yield Fault(_CENTERING, message, given, f"none, or trust_region = {' or '.join(_CENTRED_REGIONS)}")
+    elif algorithm.ratio != "token":
+        yield Fault(_CENTERING, "the weight of a token is that of its sequence, whose mean is another", given, "none, or ratio = token")
+    elif region == "none" and algorithm.importance == "behaviour":
+        message = "weighed with the ratio itself, the mean of the score is 0 already"
+        yield Fault(_CENTERING, message, given, "none, importance = none, or trust_region = cap or band")
+    for name in _OF_OTHERS:
+        if getattr(algorithm, name) is not None:
+            yield Fault(_CENTERING, f"{name} drops a token for what others are, so the mean is another", given, f"none, or no {name}")
+    if algorithm.kl and algorithm.kl_place == "loss" and algorithm.kl_estimator == "unbiased":
+        message = "the unbiased KL weighs its own score with the ratio, and nothing centres that"
+        yield Fault(_CENTERING, message, given, "none, or another kl_estimator")

@@ -68,8 +68,9 @@ def _source_faults(environment: EnvironmentSpec) -> Iterator[Fault]:
             environment.service[:80],
             "http(s)://host:port/path, openenv+ws(s)://host:port, nemo-gym+http(s)://host:port, mcp+http(s)://host:port/path or mcp+stdio://name",
         )
-    elif environment.agent not in (None, "pull") and not environment.agent.startswith(("http://", "https://")):
-        yield Fault("environment.agent", "not the address of an agent", environment.agent[:80], "`pull` or http(s)://host:port/path")
+    elif environment.agent not in (None, "pull") and not environment.agent.startswith(("http://", "https://", "spawn://")):
+        allowed = "`pull`, http(s)://host:port/path or spawn://name"
+        yield Fault("environment.agent", "not the address of an agent", environment.agent[:80], allowed)
 
 
 def _is_address(service: str) -> bool:

@@ -11,15 +11,15 @@ from pydantic import BaseModel, ValidationError
 
 from gradbus.errors import Fault, SpecError
 from gradbus.nearest import nearest_name
-from gradbus.spec.algorithm_faults import algorithm_faults
+from gradbus.spec.algorithm_faults import algorithm_faults, centering_faults
+from gradbus.spec.data import data_faults
 from gradbus.spec.engine_traits import engines_with
 from gradbus.spec.environment_faults import environment_faults
 from gradbus.spec.kind_faults import kind_faults
 from gradbus.spec.kinds import Kind
 from gradbus.spec.model_faults import model_faults
-from gradbus.spec.placement_faults import placement_faults
-from gradbus.spec.replay_faults import replay_faults
 from gradbus.spec.reward.faults import reward_faults
+from gradbus.spec.rollout_faults import placement_faults, replay_faults
 from gradbus.spec.run import RunSpec, resolved_sections
 from gradbus.spec.sections import DeepSpeedSpec, Section, WeightsSpec
 from gradbus.spec.size_faults import size_faults
@@ -61,6 +61,7 @@ def parse_spec(body: object) -> RunSpec:
     faults.extend(model_faults(reward.model if (reward := sections.get("reward")) else None, "reward.model"))
     faults.extend(model_faults(sections.get("teacher"), "teacher"))
     faults.extend(size_faults(sections.get("rollout"), sections.get("schedule"), sections.get("environment")))
+    faults.extend(data_faults(sections.get("data"), body.get("kind", "rl")))
     if (kind := body.get("kind", "rl")) in get_args(Kind):
         faults.extend(kind_faults(kind, sections, body.get("numerics")))
         faults.extend(teacher_faults(kind, sections))
@@ -138,6 +139,7 @@ def _joint_faults(sections: Mapping[str, Any], deterministic: object, numerics: 
     yield from replay_faults(sections, numerics)
     if algorithm := sections.get("algorithm"):
         yield from algorithm_faults(algorithm, trainer, schedule)
+        yield from centering_faults(algorithm, sections, numerics)
 
 
 def _weights_faults(weights: Any, trainer: Any) -> Iterator[Fault]:

@@ -8,9 +8,10 @@ from typing import Any, Final
 
 from gradbus.errors import Fault
 from gradbus.spec.algorithm import AlgorithmSpec
+from gradbus.spec.data import DataSpec
 from gradbus.spec.kinds import DATA_FIELDS, GIVEN_RESPONSES, PREFERENCE_KINDS, PreferenceSpec
 from gradbus.spec.reward.section import RewardSpec
-from gradbus.spec.sections import DataSpec, EvaluationSpec, RolloutSpec, ScheduleSpec, Section, TrainerSpec, WeightsSpec
+from gradbus.spec.sections import EvaluationSpec, RolloutSpec, ScheduleSpec, Section, TrainerSpec, WeightsSpec
 
 _NOT_READ: Final[Mapping[str, tuple[Section, str]]] = {
     "rollout": (RolloutSpec(), "samples nothing: the responses are in the dataset"),

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import Field
 
-from gradbus.spec.sections import DataSpec, Number, Section
+from gradbus.spec.data import DataSpec
+from gradbus.spec.sections import Number, Section
 
 Kind = Literal["rl", "sft", "dpo", "ipo", "simpo", "orpo", "kto", "reward_model"]
 PAIR_KINDS: Final = ("dpo", "ipo", "simpo", "orpo", "reward_model")

@@ -15,6 +15,7 @@ PresetName = Literal[
     "dppo",
     "icepop",
     "m2po",
+    "score_centering",
     "rloo",
     "reinforce_pp",
     "reinforce_pp_baseline",
@@ -49,6 +50,8 @@ PRESETS: Final[Mapping[str, _Values]] = {
     "icepop": {"trust_region": "band", "clip": (0.5, 4.0)},
     # arXiv:2510.01161.
     "m2po": {"trust_region": "none", "second_moment": 0.04},
+    # arXiv:2609.20807, of the importance sampling that is truncated at 2.
+    "score_centering": {"trust_region": "cap", "clip": (1.0, 1.0), "centering": 64},
     # arXiv:2402.14740.
     "rloo": {
         "advantage": "rloo",

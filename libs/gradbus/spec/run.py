@@ -8,12 +8,12 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from gradbus.spec.algorithm import AlgorithmSpec
+from gradbus.spec.data import DataSpec
 from gradbus.spec.kinds import PAIR_KINDS, Kind, PreferenceSpec, RowColumns, columns_of, with_kind
 from gradbus.spec.presets import with_critic
 from gradbus.spec.reward.section import RewardSpec
 from gradbus.spec.sections import (
     CheckpointSpec,
-    DataSpec,
     Dtype,
     EnvironmentSpec,
     EvaluationSpec,
@@ -95,6 +95,16 @@ class RunSpec(RunOptions):
         if self.teacher is None:
             return 0.0
         return self.teacher.coefficient or 0.0 if self.algorithm.reads_rewards else 1.0
+
+    def reference_version(self, version: int) -> int:
+        """The version of the run that the KL of samples of `version` is to; 0 is the base model."""
+        steps = self.algorithm.kl_reference_steps if self.algorithm.kl else None
+        return version - version % steps if steps else 0
+
+    def needs_version(self, version: int, step: int) -> bool:
+        """Whether a run that goes on at `step` may need a version that is no newer: to sample with, or as the reference of its KL."""
+        oldest = step - self.schedule.max_staleness
+        return version >= oldest or 0 < version == self.reference_version(oldest)
 
     @property
     def has_scorer(self) -> bool:

@@ -91,25 +91,6 @@ class ModelSpec(Section):
         return f"{self.path}@{self.revision}" if self.revision else self.source
 
 
-class DataSpec(Section):
-    """JSON Lines files: one object a line."""
-
-    train: str = Field(min_length=1, max_length=4096, description="Path, or the digest of an uploaded file.")
-    eval: str | None = Field(None, max_length=4096, description="Held-out rows, never trained on.")
-    prompt: ColumnName = Field("prompt", description="Column with the prompt: text, or a list of chat messages.")
-    completion: ColumnName = Field(
-        "completion", description="`sft` and `kto`: column with the response to the prompt: text, or chat messages."
-    )
-    messages: ColumnName | None = Field(
-        None,
-        description="`sft` and `kto`: column with whole conversations, in place of prompt and completion. Every turn of the assistant is "
-        "trained.",
-    )
-    chosen: ColumnName = Field("chosen", description="Pairs: column with the better response.")
-    rejected: ColumnName = Field("rejected", description="Pairs: column with the worse response.")
-    label: ColumnName = Field("label", description="`kto`: column with true for a desirable response and false for an undesirable one.")
-
-
 class RolloutSpec(Section):
     """How samples are generated."""
 
@@ -193,8 +174,8 @@ class EnvironmentSpec(Section):
     agent: str | None = Field(
         None,
         max_length=2048,
-        description="Your own agent plays by `base_url` and key: `pull`, if it claims episodes over HTTP, or http(s)://host:port/path, to "
-        "which each one is posted.",
+        description="Your own agent plays by `base_url` and key: `pull`, if it claims episodes over HTTP, http(s)://host:port/path, to "
+        "which each one is posted, or spawn://name, a command that is started for each one.",
     )
     max_turns: Integer = Field(8, ge=1, le=1024, description="Turns of the policy in an episode.")
     max_tokens: Integer | None = Field(
@@ -311,6 +292,10 @@ class CriticSpec(Section):
         None, gt=0.0, le=1e6, description="Lambda of the advantages is 1 - 1 / (length_alpha · tokens) instead, and at least 0."
     )
     value_lambda: DecayRate = Field(1.0, description="Lambda of the critic's targets; 1: the returns.")
+    target: Literal["returns", "vtrace"] = Field(
+        "returns",
+        description="Whose returns the values learn: of the policies that sampled, or by V-trace of the policy before the step.",
+    )
     freeze: Literal["none", "attention"] = Field("none", description="`full`: weights that stay those of the base model.")
 
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from gradbus.errors import Fault
 from gradbus.spec.algorithm import AlgorithmSpec
 from gradbus.spec.reward.section import RewardSpec
-from gradbus.spec.sections import Section, TeacherSpec
+from gradbus.spec.sections import RolloutSpec, Section, TeacherSpec
 
 _DISTILL: Final = "advantage = distill"
 _SAMPLE_ENTRIES: Final = 1 << 22
@@ -26,6 +26,7 @@ _UNREAD_BY_ROWS: Final[Mapping[str, float | None]] = {
     "entropy_control": None,
     "sequence_mask": None,
     "off_policy_mask": None,
+    "centering": None,
 }
 """What a loss over a teacher's rows does not read, unset."""
 
@@ -99,12 +100,18 @@ def _row_faults(top_k: int, algorithm: AlgorithmSpec, sections: Mapping[str, Any
         message = f"the {trainer.backend} backend does not train on a teacher's rows"
         yield Fault("trainer.backend", message, json.dumps(trainer.backend), '"torch", or no teacher.top_k')
     if rollout := sections.get("rollout"):
-        for path, tokens, most in (
-            ("max_new_tokens", rollout.max_new_tokens, _SAMPLE_ENTRIES),
-            ("group_size · max_new_tokens", rollout.group_size * rollout.max_new_tokens, _GROUP_ENTRIES),
-        ):
-            if tokens * top_k > most:
-                yield Fault("teacher.top_k", f"the product {path} · top_k is too large", str(tokens * top_k), f"at most {most}")
+        yield from row_size_faults("teacher.top_k", top_k, rollout)
+
+
+def row_size_faults(path: str, count: int, rollout: RolloutSpec) -> Iterator[Fault]:
+    """Rows of `count` tokens, which the field at `path` asks for, that no message or buffer would take."""
+    name = path.rpartition(".")[2]
+    for product, tokens, most in (
+        ("max_new_tokens", rollout.max_new_tokens, _SAMPLE_ENTRIES),
+        ("group_size · max_new_tokens", rollout.group_size * rollout.max_new_tokens, _GROUP_ENTRIES),
+    ):
+        if tokens * count > most:
+            yield Fault(path, f"the product {product} · {name} is too large", str(tokens * count), f"at most {most}")
 
 
 def _added_faults(teacher: TeacherSpec, algorithm: AlgorithmSpec) -> Iterator[Fault]:

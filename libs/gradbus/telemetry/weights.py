@@ -19,7 +19,7 @@ def weights_moved(transport: StoreTransport, direction: Direction, size: int) ->
 
 
 def weights_active(seconds: float) -> None:
-    """Records the seconds from a version's announcement to the proof that an engine has it, including the wait for a task that needs it."""
+    """Records the seconds from a version's publication to the proof that an engine has it, including the wait for a task that needs it."""
     observe("gradbus.weights.activation.duration", seconds)
 
 

@@ -7,8 +7,8 @@
      "check": b}                              with `check`, none
     {"decode": true, "lengths": [...]}, ids   {"texts": [...]}
     {"converse": [[[message], tools]]}        {"lengths": [...]} and the ids of each conversation
-    {"parse": ["stop" | "length"],            {"turns": [[text, [[name, arguments, status]]]]}
-     "tools": [...], "lengths": [...]}, ids
+    {"parse": [["stop" | "length", tools,     {"turns": [[text, [[name, arguments, status]], kept, stop text]]}
+     [stop text]]], "lengths": [...]}, ids
     {"extend": [[message]], "lengths":        {"spans": [[[start, end, author]]], "lengths": [...]} and the ids after each turn
      [...]}, the last id of each turn
     {"compare": folder}                       {"difference": text}, empty if each token has the same id in both
@@ -32,7 +32,7 @@ from gradbus.tokenizer.encoder import TOKENIZER, PromptEncoder, PromptLimits
 from gradbus.tokenizer.errors import ModelFileError, described, encodable
 from gradbus.tokenizer.frames import Frame, read_frame
 from gradbus.tokenizer.limits import limit_cpu, limit_process
-from gradbus.tokenizer.turns import ChatCall, ChatMessage, TurnSettings
+from gradbus.tokenizer.turns import ChatCall, ChatMessage, ParsedTurn, TurnSettings
 
 
 def serve(connection: socket.socket) -> None:
@@ -90,9 +90,9 @@ class _Child:
             self._reports = len(header["converse"]) == 1
             return Frame.of_sequences({}, [encoder.encode_conversation(_messages(given), tools) for given, tools in header["converse"]])
         if "parse" in header:
-            ended = zip(request.sequences(), header["parse"], header["tools"], strict=True)
-            turns = [encoder.parse(drawn, stopped=finish == "stop", tools_json=tools) for drawn, finish, tools in ended]
-            return Frame({"turns": [[turn.text, [[call.name, call.arguments_json, call.status] for call in turn.calls]] for turn in turns]})
+            ended = zip(request.sequences(), header["parse"], strict=True)
+            turns = [encoder.parse(drawn, stopped=finish == "stop", tools_json=tools, stop=stop) for drawn, (finish, tools, stop) in ended]
+            return Frame({"turns": [_as_list(turn) for turn in turns]})
         asked = zip(request.sequences(), header["extend"], strict=True)
         found = [encoder.extension(drawn, _messages(given)) for drawn, given in asked]
         return Frame.of_sequences({"spans": [one.spans for one in found]}, [one.token_ids for one in found])
@@ -119,6 +119,10 @@ def _messages(given: Sequence[Sequence[Any]]) -> list[ChatMessage]:
     return [
         ChatMessage(role, content, call_id, name, tuple(ChatCall(*call) for call in calls)) for role, content, call_id, name, calls in given
     ]
+
+
+def _as_list(turn: ParsedTurn) -> list[Any]:
+    return [turn.text, [[call.name, call.arguments_json, call.status] for call in turn.calls], turn.kept, turn.stop_text]
 
 
 def _encoded(encoder: PromptEncoder, line: int, prompt: object, responses: Sequence[object]) -> Iterator[tuple[int, ...]]:

@@ -116,9 +116,9 @@ class PromptEncoder:
             return grammar.encode_plain(messages)
         return self._ids_of([as_template_takes(message) for message in messages], where, tools)
 
-    def parse(self, drawn: Sequence[int], *, stopped: bool, tools_json: str = "") -> ParsedTurn:
+    def parse(self, drawn: Sequence[int], *, stopped: bool, tools_json: str = "", stop: Sequence[str] = ()) -> ParsedTurn:
         """Text and calls of a turn. Raises ModelFileError when the tokenizer makes too much of it, and ModelError without turns."""
-        turn = self._turn_grammar.parse(drawn, stopped=stopped, tools_json=tools_json)
+        turn = self._turn_grammar.parse(drawn, stopped=stopped, tools_json=tools_json, stop=stop)
         _check_size(len(drawn), len(turn.text) + sum(len(call.name) + len(call.arguments_json) for call in turn.calls))
         return turn
 

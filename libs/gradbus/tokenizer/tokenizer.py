@@ -134,12 +134,13 @@ class Tokenizer:
 
     async def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         """Text of each response, without special tokens. Raises ModelError for a tokenizer that fails on one."""
-        texts: list[str] = []
-        for part in _parts(sequences, len, _RESPONSES):
+        distinct, texts = list(dict.fromkeys(map(tuple, sequences))), list[str]()
+        for part in _parts(distinct, len, _RESPONSES):
             request = Frame.of_sequences({"decode": True}, part)
             reply = await _repeated(partial(self._request, request), "responses cannot be decoded")
             texts += reply.header["texts"]
-        return texts
+        text_of = dict(zip(distinct, texts, strict=True))
+        return [text_of[tuple(sequence)] for sequence in sequences]
 
     async def conversations(self, given: Sequence[ChatConversation]) -> list[tuple[int, ...]]:
         """Token ids `[P]` of each conversation that an environment begins, or in which an agent asks, up to where the policy draws.
@@ -157,16 +158,17 @@ class Tokenizer:
         return encoded
 
     async def parse(self, turns: Sequence[DrawnTurn]) -> list[ParsedTurn]:
-        """Text and calls of turns that the policy drew; nothing is a call in one that ended by "length".
+        """Text and calls of turns that the policy drew; nothing is a call in one that ended by "length" before a stop text.
 
         Raises ModelError for a tokenizer that fails on one.
         """
         parsed: list[ParsedTurn] = []
         for part in _parts(turns, _drawn_size, _TURNS):
-            header = {"parse": [turn.finish for turn in part], "tools": [turn.tools_json for turn in part]}
+            header = {"parse": [(turn.finish, turn.tools_json, turn.stop) for turn in part]}
             request = Frame.of_sequences(header, [turn.token_ids for turn in part])
             reply = await _repeated(partial(self._request, request), "turns cannot be parsed")
-            parsed += [ParsedTurn(text, tuple(ParsedCall(*call) for call in calls)) for text, calls in reply.header["turns"]]
+            turns_of_part = reply.header["turns"]
+            parsed += [ParsedTurn(text, tuple(ParsedCall(*call) for call in calls), *stopped) for text, calls, *stopped in turns_of_part]
         return parsed
 
     async def extend(self, answers: Sequence[TurnAnswer]) -> list[Extension]:

@@ -72,6 +72,8 @@ class DrawnTurn:
     finish: Literal["stop", "length"]
     tools_json: str = ""
     """Of its conversation."""
+    stop: tuple[str, ...] = ()
+    """Texts at the first of which it ends, though more was drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,10 @@ class ParsedTurn:
     text: str
     """Decoded without special tokens and without the calls."""
     calls: tuple[ParsedCall, ...] = ()
+    kept: int | None = None
+    """Tokens up to the end of a stop text; None: it has none, and all of its tokens are the turn."""
+    stop_text: str = ""
+    """The one that it has."""
 
 
 @dataclass(frozen=True, slots=True)

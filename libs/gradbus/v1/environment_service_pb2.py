@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from gradbus.v1 import episode_pb2 as gradbus_dot_v1_dot_episode__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$gradbus/v1/environment_service.proto\x12\ngradbus.v1\x1a\x18gradbus/v1/episode.proto\"B\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\x0fparameters_json\x18\x03 \x01(\t\";\n\x0f\x44\x65scribeRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x18\n\x10\x65nvironment_json\x18\x02 \x01(\t\"\xaf\x01\n\x10\x44\x65scribeResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12,\n\x0b\x64\x65terminism\x18\x03 \x01(\x0e\x32\x17.gradbus.v1.Determinism\x12\x1f\n\x05tools\x18\x04 \x03(\x0b\x32\x10.gradbus.v1.Tool\x12\x1d\n\x15tools_by_conversation\x18\x05 \x01(\x08\x12\x0f\n\x07sandbox\x18\x06 \x01(\t\"\xc2\x01\n\x0bOpenRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x18\n\x10\x65nvironment_json\x18\x02 \x01(\t\x12\x12\n\nepisode_id\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x11\n\titem_json\x18\x05 \x01(\t\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\x13\n\x0btraceparent\x18\x07 \x01(\t\x12\x0e\n\x06player\x18\x08 \x01(\t\x12\x0e\n\x06worker\x18\t \x01(\t\x12\x0e\n\x06resume\x18\n \x01(\x08\"I\n\x0c\x43onversation\x12%\n\x08messages\x18\x01 \x03(\x0b\x32\x13.gradbus.v1.Message\x12\x12\n\ntools_json\x18\x02 \x01(\t\"\x87\x02\n\x0cOpenResponse\x12-\n\x06status\x18\x01 \x01(\x0e\x32\x1d.gradbus.v1.EnvironmentStatus\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07session\x18\x03 \x01(\t\x12%\n\x08messages\x18\x04 \x03(\x0b\x32\x13.gradbus.v1.Message\x12\x14\n\x0cstate_digest\x18\x05 \x01(\t\x12\x0f\n\x07is_away\x18\x06 \x01(\x08\x12.\n\x0c\x63onversation\x18\x07 \x01(\x0b\x32\x18.gradbus.v1.Conversation\x12\x16\n\x0emax_new_tokens\x18\x08 \x01(\r\x12\x11\n\tis_queued\x18\t \x01(\x08\"v\n\x0b\x44rawnTokens\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\x12\x15\n\rversion_first\x18\x04 \x01(\x03\x12\x14\n\x0cversion_last\x18\x05 \x01(\x03\"z\n\rAssistantTurn\x12\x0c\n\x04text\x18\x01 \x01(\t\x12#\n\x05\x63\x61lls\x18\x02 \x03(\x0b\x32\x14.gradbus.v1.ToolCall\x12\x0e\n\x06\x66inish\x18\x03 \x01(\t\x12&\n\x05\x64rawn\x18\x04 \x01(\x0b\x32\x17.gradbus.v1.DrawnTokens\"\xa0\x01\n\x0bStepRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07session\x18\x02 \x01(\t\x12\x0c\n\x04turn\x18\x03 \x01(\r\x12,\n\tassistant\x18\x04 \x01(\x0b\x32\x19.gradbus.v1.AssistantTurn\x12\x0f\n\x07is_last\x18\x05 \x01(\x08\x12\x12\n\nend_reason\x18\x06 \x01(\t\x12\x0f\n\x07refused\x18\x07 \x01(\r\"\xaa\x03\n\x0cStepResponse\x12-\n\x06status\x18\x01 \x01(\x0e\x32\x1d.gradbus.v1.EnvironmentStatus\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12%\n\x08messages\x18\x03 \x03(\x0b\x32\x13.gradbus.v1.Message\x12\x13\n\x06reward\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12<\n\ncomponents\x18\x05 \x03(\x0b\x32(.gradbus.v1.StepResponse.ComponentsEntry\x12\x0c\n\x04\x64one\x18\x06 \x01(\x08\x12\x14\n\x0cstate_digest\x18\x07 \x01(\t\x12\x0f\n\x07is_away\x18\x08 \x01(\x08\x12\x17\n\nafter_turn\x18\t \x01(\rH\x01\x88\x01\x01\x12.\n\x0c\x63onversation\x18\n \x01(\x0b\x32\x18.gradbus.v1.Conversation\x12\x16\n\x0emax_new_tokens\x18\x0b \x01(\r\x1a\x31\n\x0f\x43omponentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\t\n\x07_rewardB\r\n\x0b_after_turn\"/\n\x0c\x43loseRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07session\x18\x02 \x01(\t\"\x0f\n\rCloseResponse\"\"\n\x10KeepAliveRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\"\x13\n\x11KeepAliveResponse*r\n\x0b\x44\x65terminism\x12\x1b\n\x17\x44\x45TERMINISM_UNSPECIFIED\x10\x00\x12\x16\n\x12\x44\x45TERMINISM_SEEDED\x10\x01\x12\x14\n\x10\x44\x45TERMINISM_NONE\x10\x02\x12\x18\n\x14\x44\x45TERMINISM_RECORDED\x10\x03*\xb8\x01\n\x11\x45nvironmentStatus\x12\"\n\x1e\x45NVIRONMENT_STATUS_UNSPECIFIED\x10\x00\x12\x19\n\x15\x45NVIRONMENT_STATUS_OK\x10\x01\x12\x1e\n\x1a\x45NVIRONMENT_STATUS_INVALID\x10\x02\x12\x1c\n\x18\x45NVIRONMENT_STATUS_ERROR\x10\x03\x12&\n\"ENVIRONMENT_STATUS_UNKNOWN_SESSION\x10\x04\x32\xd9\x02\n\x12\x45nvironmentService\x12\x45\n\x08\x44\x65scribe\x12\x1b.gradbus.v1.DescribeRequest\x1a\x1c.gradbus.v1.DescribeResponse\x12\x39\n\x04Open\x12\x17.gradbus.v1.OpenRequest\x1a\x18.gradbus.v1.OpenResponse\x12\x39\n\x04Step\x12\x17.gradbus.v1.StepRequest\x1a\x18.gradbus.v1.StepResponse\x12<\n\x05\x43lose\x12\x18.gradbus.v1.CloseRequest\x1a\x19.gradbus.v1.CloseResponse\x12H\n\tKeepAlive\x12\x1c.gradbus.v1.KeepAliveRequest\x1a\x1d.gradbus.v1.KeepAliveResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$gradbus/v1/environment_service.proto\x12\ngradbus.v1\x1a\x18gradbus/v1/episode.proto\"B\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\x0fparameters_json\x18\x03 \x01(\t\";\n\x0f\x44\x65scribeRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x18\n\x10\x65nvironment_json\x18\x02 \x01(\t\"\xaf\x01\n\x10\x44\x65scribeResponse\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12,\n\x0b\x64\x65terminism\x18\x03 \x01(\x0e\x32\x17.gradbus.v1.Determinism\x12\x1f\n\x05tools\x18\x04 \x03(\x0b\x32\x10.gradbus.v1.Tool\x12\x1d\n\x15tools_by_conversation\x18\x05 \x01(\x08\x12\x0f\n\x07sandbox\x18\x06 \x01(\t\"\xc2\x01\n\x0bOpenRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x18\n\x10\x65nvironment_json\x18\x02 \x01(\t\x12\x12\n\nepisode_id\x18\x03 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\r\x12\x11\n\titem_json\x18\x05 \x01(\t\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\x13\n\x0btraceparent\x18\x07 \x01(\t\x12\x0e\n\x06player\x18\x08 \x01(\t\x12\x0e\n\x06worker\x18\t \x01(\t\x12\x0e\n\x06resume\x18\n \x01(\x08\"\\\n\x0c\x43onversation\x12%\n\x08messages\x18\x01 \x03(\x0b\x32\x13.gradbus.v1.Message\x12\x12\n\ntools_json\x18\x02 \x01(\t\x12\x11\n\tuntrained\x18\x03 \x01(\x08\"\x95\x02\n\x0cOpenResponse\x12-\n\x06status\x18\x01 \x01(\x0e\x32\x1d.gradbus.v1.EnvironmentStatus\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07session\x18\x03 \x01(\t\x12%\n\x08messages\x18\x04 \x03(\x0b\x32\x13.gradbus.v1.Message\x12\x14\n\x0cstate_digest\x18\x05 \x01(\t\x12\x0f\n\x07is_away\x18\x06 \x01(\x08\x12.\n\x0c\x63onversation\x18\x07 \x01(\x0b\x32\x18.gradbus.v1.Conversation\x12\x16\n\x0emax_new_tokens\x18\x08 \x01(\r\x12\x11\n\tis_queued\x18\t \x01(\x08\x12\x0c\n\x04stop\x18\n \x03(\t\"v\n\x0b\x44rawnTokens\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x11\n\ttoken_ids\x18\x02 \x01(\x0c\x12\x10\n\x08logprobs\x18\x03 \x01(\x0c\x12\x15\n\rversion_first\x18\x04 \x01(\x03\x12\x14\n\x0cversion_last\x18\x05 \x01(\x03\"\x8d\x01\n\rAssistantTurn\x12\x0c\n\x04text\x18\x01 \x01(\t\x12#\n\x05\x63\x61lls\x18\x02 \x03(\x0b\x32\x14.gradbus.v1.ToolCall\x12\x0e\n\x06\x66inish\x18\x03 \x01(\t\x12&\n\x05\x64rawn\x18\x04 \x01(\x0b\x32\x17.gradbus.v1.DrawnTokens\x12\x11\n\tstop_text\x18\x05 \x01(\t\"\xc9\x01\n\x0bStepRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07session\x18\x02 \x01(\t\x12\x0c\n\x04turn\x18\x03 \x01(\r\x12,\n\tassistant\x18\x04 \x01(\x0b\x32\x19.gradbus.v1.AssistantTurn\x12\x0f\n\x07is_last\x18\x05 \x01(\x08\x12\x12\n\nend_reason\x18\x06 \x01(\t\x12\x0f\n\x07refused\x18\x07 \x01(\r\x12\x11\n\tuntrained\x18\x08 \x01(\r\x12\x14\n\x0cis_untrained\x18\t \x01(\x08\"\xb8\x03\n\x0cStepResponse\x12-\n\x06status\x18\x01 \x01(\x0e\x32\x1d.gradbus.v1.EnvironmentStatus\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12%\n\x08messages\x18\x03 \x03(\x0b\x32\x13.gradbus.v1.Message\x12\x13\n\x06reward\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12<\n\ncomponents\x18\x05 \x03(\x0b\x32(.gradbus.v1.StepResponse.ComponentsEntry\x12\x0c\n\x04\x64one\x18\x06 \x01(\x08\x12\x14\n\x0cstate_digest\x18\x07 \x01(\t\x12\x0f\n\x07is_away\x18\x08 \x01(\x08\x12\x17\n\nafter_turn\x18\t \x01(\rH\x01\x88\x01\x01\x12.\n\x0c\x63onversation\x18\n \x01(\x0b\x32\x18.gradbus.v1.Conversation\x12\x16\n\x0emax_new_tokens\x18\x0b \x01(\r\x12\x0c\n\x04stop\x18\x0c \x03(\t\x1a\x31\n\x0f\x43omponentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\t\n\x07_rewardB\r\n\x0b_after_turn\"/\n\x0c\x43loseRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07session\x18\x02 \x01(\t\"\x0f\n\rCloseResponse\"\"\n\x10KeepAliveRequest\x12\x0e\n\x06worker\x18\x01 \x01(\t\"\x13\n\x11KeepAliveResponse*r\n\x0b\x44\x65terminism\x12\x1b\n\x17\x44\x45TERMINISM_UNSPECIFIED\x10\x00\x12\x16\n\x12\x44\x45TERMINISM_SEEDED\x10\x01\x12\x14\n\x10\x44\x45TERMINISM_NONE\x10\x02\x12\x18\n\x14\x44\x45TERMINISM_RECORDED\x10\x03*\xb8\x01\n\x11\x45nvironmentStatus\x12\"\n\x1e\x45NVIRONMENT_STATUS_UNSPECIFIED\x10\x00\x12\x19\n\x15\x45NVIRONMENT_STATUS_OK\x10\x01\x12\x1e\n\x1a\x45NVIRONMENT_STATUS_INVALID\x10\x02\x12\x1c\n\x18\x45NVIRONMENT_STATUS_ERROR\x10\x03\x12&\n\"ENVIRONMENT_STATUS_UNKNOWN_SESSION\x10\x04\x32\xd9\x02\n\x12\x45nvironmentService\x12\x45\n\x08\x44\x65scribe\x12\x1b.gradbus.v1.DescribeRequest\x1a\x1c.gradbus.v1.DescribeResponse\x12\x39\n\x04Open\x12\x17.gradbus.v1.OpenRequest\x1a\x18.gradbus.v1.OpenResponse\x12\x39\n\x04Step\x12\x17.gradbus.v1.StepRequest\x1a\x18.gradbus.v1.StepResponse\x12<\n\x05\x43lose\x12\x18.gradbus.v1.CloseRequest\x1a\x19.gradbus.v1.CloseResponse\x12H\n\tKeepAlive\x12\x1c.gradbus.v1.KeepAliveRequest\x1a\x1d.gradbus.v1.KeepAliveResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,10 +34,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_STEPRESPONSE_COMPONENTSENTRY']._loaded_options = None
   _globals['_STEPRESPONSE_COMPONENTSENTRY']._serialized_options = b'8\001'
-  _globals['_DETERMINISM']._serialized_start=1882
-  _globals['_DETERMINISM']._serialized_end=1996
-  _globals['_ENVIRONMENTSTATUS']._serialized_start=1999
-  _globals['_ENVIRONMENTSTATUS']._serialized_end=2183
+  _globals['_DETERMINISM']._serialized_start=1990
+  _globals['_DETERMINISM']._serialized_end=2104
+  _globals['_ENVIRONMENTSTATUS']._serialized_start=2107
+  _globals['_ENVIRONMENTSTATUS']._serialized_end=2291
   _globals['_TOOL']._serialized_start=78
   _globals['_TOOL']._serialized_end=144
   _globals['_DESCRIBEREQUEST']._serialized_start=146
@@ -47,27 +47,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPENREQUEST']._serialized_start=386
   _globals['_OPENREQUEST']._serialized_end=580
   _globals['_CONVERSATION']._serialized_start=582
-  _globals['_CONVERSATION']._serialized_end=655
-  _globals['_OPENRESPONSE']._serialized_start=658
-  _globals['_OPENRESPONSE']._serialized_end=921
-  _globals['_DRAWNTOKENS']._serialized_start=923
-  _globals['_DRAWNTOKENS']._serialized_end=1041
-  _globals['_ASSISTANTTURN']._serialized_start=1043
-  _globals['_ASSISTANTTURN']._serialized_end=1165
-  _globals['_STEPREQUEST']._serialized_start=1168
-  _globals['_STEPREQUEST']._serialized_end=1328
-  _globals['_STEPRESPONSE']._serialized_start=1331
-  _globals['_STEPRESPONSE']._serialized_end=1757
-  _globals['_STEPRESPONSE_COMPONENTSENTRY']._serialized_start=1682
-  _globals['_STEPRESPONSE_COMPONENTSENTRY']._serialized_end=1731
-  _globals['_CLOSEREQUEST']._serialized_start=1759
-  _globals['_CLOSEREQUEST']._serialized_end=1806
-  _globals['_CLOSERESPONSE']._serialized_start=1808
-  _globals['_CLOSERESPONSE']._serialized_end=1823
-  _globals['_KEEPALIVEREQUEST']._serialized_start=1825
-  _globals['_KEEPALIVEREQUEST']._serialized_end=1859
-  _globals['_KEEPALIVERESPONSE']._serialized_start=1861
-  _globals['_KEEPALIVERESPONSE']._serialized_end=1880
-  _globals['_ENVIRONMENTSERVICE']._serialized_start=2186
-  _globals['_ENVIRONMENTSERVICE']._serialized_end=2531
+  _globals['_CONVERSATION']._serialized_end=674
+  _globals['_OPENRESPONSE']._serialized_start=677
+  _globals['_OPENRESPONSE']._serialized_end=954
+  _globals['_DRAWNTOKENS']._serialized_start=956
+  _globals['_DRAWNTOKENS']._serialized_end=1074
+  _globals['_ASSISTANTTURN']._serialized_start=1077
+  _globals['_ASSISTANTTURN']._serialized_end=1218
+  _globals['_STEPREQUEST']._serialized_start=1221
+  _globals['_STEPREQUEST']._serialized_end=1422
+  _globals['_STEPRESPONSE']._serialized_start=1425
+  _globals['_STEPRESPONSE']._serialized_end=1865
+  _globals['_STEPRESPONSE_COMPONENTSENTRY']._serialized_start=1790
+  _globals['_STEPRESPONSE_COMPONENTSENTRY']._serialized_end=1839
+  _globals['_CLOSEREQUEST']._serialized_start=1867
+  _globals['_CLOSEREQUEST']._serialized_end=1914
+  _globals['_CLOSERESPONSE']._serialized_start=1916
+  _globals['_CLOSERESPONSE']._serialized_end=1931
+  _globals['_KEEPALIVEREQUEST']._serialized_start=1933
+  _globals['_KEEPALIVEREQUEST']._serialized_end=1967
+  _globals['_KEEPALIVERESPONSE']._serialized_start=1969
+  _globals['_KEEPALIVERESPONSE']._serialized_end=1988
+  _globals['_ENVIRONMENTSERVICE']._serialized_start=2294
+  _globals['_ENVIRONMENTSERVICE']._serialized_end=2639
 # @@protoc_insertion_point(module_scope)

@@ -91,15 +91,17 @@ class OpenRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., environment_json: _Optional[str] = ..., episode_id: _Optional[str] = ..., attempt: _Optional[int] = ..., item_json: _Optional[str] = ..., seed: _Optional[int] = ..., traceparent: _Optional[str] = ..., player: _Optional[str] = ..., worker: _Optional[str] = ..., resume: bool = ...) -> None: ...
 
 class Conversation(_message.Message):
-    __slots__ = ("messages", "tools_json")
+    __slots__ = ("messages", "tools_json", "untrained")
     MESSAGES_FIELD_NUMBER: _ClassVar[int]
     TOOLS_JSON_FIELD_NUMBER: _ClassVar[int]
+    UNTRAINED_FIELD_NUMBER: _ClassVar[int]
     messages: _containers.RepeatedCompositeFieldContainer[_episode_pb2.Message]
     tools_json: str
-    def __init__(self, messages: _Optional[_Iterable[_Union[_episode_pb2.Message, _Mapping]]] = ..., tools_json: _Optional[str] = ...) -> None: ...
+    untrained: bool
+    def __init__(self, messages: _Optional[_Iterable[_Union[_episode_pb2.Message, _Mapping]]] = ..., tools_json: _Optional[str] = ..., untrained: bool = ...) -> None: ...
 
 class OpenResponse(_message.Message):
-    __slots__ = ("status", "reason", "session", "messages", "state_digest", "is_away", "conversation", "max_new_tokens", "is_queued")
+    __slots__ = ("status", "reason", "session", "messages", "state_digest", "is_away", "conversation", "max_new_tokens", "is_queued", "stop")
     STATUS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +111,7 @@ class OpenResponse(_message.Message):
     CONVERSATION_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     IS_QUEUED_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
     status: EnvironmentStatus
     reason: str
     session: str
@@ -118,7 +121,8 @@ class OpenResponse(_message.Message):
     conversation: Conversation
     max_new_tokens: int
     is_queued: bool
-    def __init__(self, status: _Optional[_Union[EnvironmentStatus, str]] = ..., reason: _Optional[str] = ..., session: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[_episode_pb2.Message, _Mapping]]] = ..., state_digest: _Optional[str] = ..., is_away: bool = ..., conversation: _Optional[_Union[Conversation, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., is_queued: bool = ...) -> None: ...
+    stop: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, status: _Optional[_Union[EnvironmentStatus, str]] = ..., reason: _Optional[str] = ..., session: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[_episode_pb2.Message, _Mapping]]] = ..., state_digest: _Optional[str] = ..., is_away: bool = ..., conversation: _Optional[_Union[Conversation, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., is_queued: bool = ..., stop: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DrawnTokens(_message.Message):
     __slots__ = ("prompt_tokens", "token_ids", "logprobs", "version_first", "version_last")
@@ -135,19 +139,21 @@ class DrawnTokens(_message.Message):
     def __init__(self, prompt_tokens: _Optional[int] = ..., token_ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., version_first: _Optional[int] = ..., version_last: _Optional[int] = ...) -> None: ...
 
 class AssistantTurn(_message.Message):
-    __slots__ = ("text", "calls", "finish", "drawn")
+    __slots__ = ("text", "calls", "finish", "drawn", "stop_text")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     CALLS_FIELD_NUMBER: _ClassVar[int]
     FINISH_FIELD_NUMBER: _ClassVar[int]
     DRAWN_FIELD_NUMBER: _ClassVar[int]
+    STOP_TEXT_FIELD_NUMBER: _ClassVar[int]
     text: str
     calls: _containers.RepeatedCompositeFieldContainer[_episode_pb2.ToolCall]
     finish: str
     drawn: DrawnTokens
-    def __init__(self, text: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[_episode_pb2.ToolCall, _Mapping]]] = ..., finish: _Optional[str] = ..., drawn: _Optional[_Union[DrawnTokens, _Mapping]] = ...) -> None: ...
+    stop_text: str
+    def __init__(self, text: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[_episode_pb2.ToolCall, _Mapping]]] = ..., finish: _Optional[str] = ..., drawn: _Optional[_Union[DrawnTokens, _Mapping]] = ..., stop_text: _Optional[str] = ...) -> None: ...
 
 class StepRequest(_message.Message):
-    __slots__ = ("run_id", "session", "turn", "assistant", "is_last", "end_reason", "refused")
+    __slots__ = ("run_id", "session", "turn", "assistant", "is_last", "end_reason", "refused", "untrained", "is_untrained")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
@@ -155,6 +161,8 @@ class StepRequest(_message.Message):
     IS_LAST_FIELD_NUMBER: _ClassVar[int]
     END_REASON_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    UNTRAINED_FIELD_NUMBER: _ClassVar[int]
+    IS_UNTRAINED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     session: str
     turn: int
@@ -162,10 +170,12 @@ class StepRequest(_message.Message):
     is_last: bool
     end_reason: str
     refused: int
-    def __init__(self, run_id: _Optional[str] = ..., session: _Optional[str] = ..., turn: _Optional[int] = ..., assistant: _Optional[_Union[AssistantTurn, _Mapping]] = ..., is_last: bool = ..., end_reason: _Optional[str] = ..., refused: _Optional[int] = ...) -> None: ...
+    untrained: int
+    is_untrained: bool
+    def __init__(self, run_id: _Optional[str] = ..., session: _Optional[str] = ..., turn: _Optional[int] = ..., assistant: _Optional[_Union[AssistantTurn, _Mapping]] = ..., is_last: bool = ..., end_reason: _Optional[str] = ..., refused: _Optional[int] = ..., untrained: _Optional[int] = ..., is_untrained: bool = ...) -> None: ...
 
 class StepResponse(_message.Message):
-    __slots__ = ("status", "reason", "messages", "reward", "components", "done", "state_digest", "is_away", "after_turn", "conversation", "max_new_tokens")
+    __slots__ = ("status", "reason", "messages", "reward", "components", "done", "state_digest", "is_away", "after_turn", "conversation", "max_new_tokens", "stop")
     class ComponentsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -184,6 +194,7 @@ class StepResponse(_message.Message):
     AFTER_TURN_FIELD_NUMBER: _ClassVar[int]
     CONVERSATION_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
     status: EnvironmentStatus
     reason: str
     messages: _containers.RepeatedCompositeFieldContainer[_episode_pb2.Message]
@@ -195,7 +206,8 @@ class StepResponse(_message.Message):
     after_turn: int
     conversation: Conversation
     max_new_tokens: int
-    def __init__(self, status: _Optional[_Union[EnvironmentStatus, str]] = ..., reason: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[_episode_pb2.Message, _Mapping]]] = ..., reward: _Optional[float] = ..., components: _Optional[_Mapping[str, float]] = ..., done: bool = ..., state_digest: _Optional[str] = ..., is_away: bool = ..., after_turn: _Optional[int] = ..., conversation: _Optional[_Union[Conversation, _Mapping]] = ..., max_new_tokens: _Optional[int] = ...) -> None: ...
+    stop: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, status: _Optional[_Union[EnvironmentStatus, str]] = ..., reason: _Optional[str] = ..., messages: _Optional[_Iterable[_Union[_episode_pb2.Message, _Mapping]]] = ..., reward: _Optional[float] = ..., components: _Optional[_Mapping[str, float]] = ..., done: bool = ..., state_digest: _Optional[str] = ..., is_away: bool = ..., after_turn: _Optional[int] = ..., conversation: _Optional[_Union[Conversation, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., stop: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class CloseRequest(_message.Message):
     __slots__ = ("run_id", "session")

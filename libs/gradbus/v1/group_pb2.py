@@ -26,15 +26,15 @@ from gradbus.v1 import reward_pb2 as gradbus_dot_v1_dot_reward__pb2
 from gradbus.v1 import sample_pb2 as gradbus_dot_v1_dot_sample__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16gradbus/v1/group.proto\x12\ngradbus.v1\x1a\x17gradbus/v1/reward.proto\x1a\x17gradbus/v1/sample.proto\"P\n\rRoutedExperts\x12\x0e\n\x06layers\x18\x01 \x01(\r\x12\x0f\n\x07\x65xperts\x18\x02 \x01(\r\x12\x0e\n\x06\x63hosen\x18\x03 \x01(\r\x12\x0e\n\x06prompt\x18\x04 \x01(\x0c\"\xfa\x01\n\x05Group\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\x03\x12\x0b\n\x03row\x18\x03 \x01(\x03\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\x12\n\nprompt_ids\x18\x05 \x01(\x0c\x12\x13\n\x0bprompt_text\x18\x06 \x01(\t\x12#\n\x07samples\x18\x07 \x03(\x0b\x32\x12.gradbus.v1.Sample\x12\x0e\n\x06worker\x18\x08 \x01(\t\x12\x0e\n\x06\x65ngine\x18\t \x01(\t\x12\x13\n\x0btraceparent\x18\n \x01(\t\x12\x31\n\x0erouted_experts\x18\x0b \x01(\x0b\x32\x19.gradbus.v1.RoutedExperts\",\n\x0bTeacherRows\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\"\x94\x02\n\x08LogEntry\x12\r\n\x05index\x18\x01 \x01(\x03\x12$\n\x07verdict\x18\x02 \x01(\x0e\x32\x13.gradbus.v1.Verdict\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\r\n\x05group\x18\x04 \x01(\x0c\x12)\n\x07rewards\x18\x05 \x03(\x0b\x32\x18.gradbus.v1.SampleReward\x12\x1a\n\x12reference_logprobs\x18\x06 \x03(\x0c\x12\x0f\n\x07version\x18\x07 \x01(\x03\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\x12\x18\n\x10teacher_logprobs\x18\t \x03(\x0c\x12-\n\x0cteacher_rows\x18\n \x03(\x0b\x32\x17.gradbus.v1.TeacherRows\"1\n\x0cSegmentEntry\x12\x11\n\tstream_id\x18\x01 \x01(\t\x12\x0e\n\x06record\x18\x02 \x01(\x0c\"d\n\nLogSegment\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\t\x12\x0c\n\x04last\x18\x03 \x01(\t\x12)\n\x07\x65ntries\x18\x04 \x03(\x0b\x32\x18.gradbus.v1.SegmentEntry*`\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x11\n\rVERDICT_TRAIN\x10\x01\x12\x14\n\x10VERDICT_FILTERED\x10\x02\x12\x13\n\x0fVERDICT_DROPPED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16gradbus/v1/group.proto\x12\ngradbus.v1\x1a\x17gradbus/v1/reward.proto\x1a\x17gradbus/v1/sample.proto\"P\n\rRoutedExperts\x12\x0e\n\x06layers\x18\x01 \x01(\r\x12\x0f\n\x07\x65xperts\x18\x02 \x01(\r\x12\x0e\n\x06\x63hosen\x18\x03 \x01(\r\x12\x0e\n\x06prompt\x18\x04 \x01(\x0c\"\xfa\x01\n\x05Group\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\x03\x12\x0b\n\x03row\x18\x03 \x01(\x03\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\x12\n\nprompt_ids\x18\x05 \x01(\x0c\x12\x13\n\x0bprompt_text\x18\x06 \x01(\t\x12#\n\x07samples\x18\x07 \x03(\x0b\x32\x12.gradbus.v1.Sample\x12\x0e\n\x06worker\x18\x08 \x01(\t\x12\x0e\n\x06\x65ngine\x18\t \x01(\t\x12\x13\n\x0btraceparent\x18\n \x01(\t\x12\x31\n\x0erouted_experts\x18\x0b \x01(\x0b\x32\x19.gradbus.v1.RoutedExperts\",\n\x0bTeacherRows\x12\x0b\n\x03ids\x18\x01 \x01(\x0c\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\"\xc5\x02\n\x08LogEntry\x12\r\n\x05index\x18\x01 \x01(\x03\x12$\n\x07verdict\x18\x02 \x01(\x0e\x32\x13.gradbus.v1.Verdict\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\r\n\x05group\x18\x04 \x01(\x0c\x12)\n\x07rewards\x18\x05 \x03(\x0b\x32\x18.gradbus.v1.SampleReward\x12\x1a\n\x12reference_logprobs\x18\x06 \x03(\x0c\x12\x0f\n\x07version\x18\x07 \x01(\x03\x12\x13\n\x0btraceparent\x18\x08 \x01(\t\x12\x18\n\x10teacher_logprobs\x18\t \x03(\x0c\x12-\n\x0cteacher_rows\x18\n \x03(\x0b\x32\x17.gradbus.v1.TeacherRows\x12/\n\x0e\x62\x65haviour_rows\x18\x0b \x03(\x0b\x32\x17.gradbus.v1.TeacherRows\"1\n\x0cSegmentEntry\x12\x11\n\tstream_id\x18\x01 \x01(\t\x12\x0e\n\x06record\x18\x02 \x01(\x0c\"d\n\nLogSegment\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\r\n\x05\x66irst\x18\x02 \x01(\t\x12\x0c\n\x04last\x18\x03 \x01(\t\x12)\n\x07\x65ntries\x18\x04 \x03(\x0b\x32\x18.gradbus.v1.SegmentEntry*`\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x11\n\rVERDICT_TRAIN\x10\x01\x12\x14\n\x10VERDICT_FILTERED\x10\x02\x12\x13\n\x0fVERDICT_DROPPED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gradbus.v1.group_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_VERDICT']._serialized_start=901
-  _globals['_VERDICT']._serialized_end=997
+  _globals['_VERDICT']._serialized_start=950
+  _globals['_VERDICT']._serialized_end=1046
   _globals['_ROUTEDEXPERTS']._serialized_start=88
   _globals['_ROUTEDEXPERTS']._serialized_end=168
   _globals['_GROUP']._serialized_start=171
@@ -42,9 +42,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TEACHERROWS']._serialized_start=423
   _globals['_TEACHERROWS']._serialized_end=467
   _globals['_LOGENTRY']._serialized_start=470
-  _globals['_LOGENTRY']._serialized_end=746
-  _globals['_SEGMENTENTRY']._serialized_start=748
-  _globals['_SEGMENTENTRY']._serialized_end=797
-  _globals['_LOGSEGMENT']._serialized_start=799
-  _globals['_LOGSEGMENT']._serialized_end=899
+  _globals['_LOGENTRY']._serialized_end=795
+  _globals['_SEGMENTENTRY']._serialized_start=797
+  _globals['_SEGMENTENTRY']._serialized_end=846
+  _globals['_LOGSEGMENT']._serialized_start=848
+  _globals['_LOGSEGMENT']._serialized_end=948
 # @@protoc_insertion_point(module_scope)

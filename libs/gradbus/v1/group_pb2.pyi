@@ -67,7 +67,7 @@ class TeacherRows(_message.Message):
     def __init__(self, ids: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ...) -> None: ...
 
 class LogEntry(_message.Message):
-    __slots__ = ("index", "verdict", "reason", "group", "rewards", "reference_logprobs", "version", "traceparent", "teacher_logprobs", "teacher_rows")
+    __slots__ = ("index", "verdict", "reason", "group", "rewards", "reference_logprobs", "version", "traceparent", "teacher_logprobs", "teacher_rows", "behaviour_rows")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
@@ -78,6 +78,7 @@ class LogEntry(_message.Message):
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     TEACHER_LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     TEACHER_ROWS_FIELD_NUMBER: _ClassVar[int]
+    BEHAVIOUR_ROWS_FIELD_NUMBER: _ClassVar[int]
     index: int
     verdict: Verdict
     reason: str
@@ -88,7 +89,8 @@ class LogEntry(_message.Message):
     traceparent: str
     teacher_logprobs: _containers.RepeatedScalarFieldContainer[bytes]
     teacher_rows: _containers.RepeatedCompositeFieldContainer[TeacherRows]
-    def __init__(self, index: _Optional[int] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason: _Optional[str] = ..., group: _Optional[bytes] = ..., rewards: _Optional[_Iterable[_Union[_reward_pb2.SampleReward, _Mapping]]] = ..., reference_logprobs: _Optional[_Iterable[bytes]] = ..., version: _Optional[int] = ..., traceparent: _Optional[str] = ..., teacher_logprobs: _Optional[_Iterable[bytes]] = ..., teacher_rows: _Optional[_Iterable[_Union[TeacherRows, _Mapping]]] = ...) -> None: ...
+    behaviour_rows: _containers.RepeatedCompositeFieldContainer[TeacherRows]
+    def __init__(self, index: _Optional[int] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., reason: _Optional[str] = ..., group: _Optional[bytes] = ..., rewards: _Optional[_Iterable[_Union[_reward_pb2.SampleReward, _Mapping]]] = ..., reference_logprobs: _Optional[_Iterable[bytes]] = ..., version: _Optional[int] = ..., traceparent: _Optional[str] = ..., teacher_logprobs: _Optional[_Iterable[bytes]] = ..., teacher_rows: _Optional[_Iterable[_Union[TeacherRows, _Mapping]]] = ..., behaviour_rows: _Optional[_Iterable[_Union[TeacherRows, _Mapping]]] = ...) -> None: ...
 
 class SegmentEntry(_message.Message):
     __slots__ = ("stream_id", "record")

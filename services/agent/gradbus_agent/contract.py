@@ -10,8 +10,8 @@ from typing import Any, Literal
 from gradbus.errors import GradbusError
 
 Document = dict[str, Any]
-Outcome = Literal["extend", "fork"]
-"""Whether a request went on from a turn, or began a sequence."""
+Outcome = Literal["extend", "fork", "untrained"]
+"""Whether a request went on from a turn, or began a sequence; an untrained one did neither."""
 
 
 class RefusalError(GradbusError):
@@ -64,6 +64,10 @@ class ChatRequest:
     """0: no bound of its own."""
     overridden: tuple[str, ...] = ()
     """Parameters of the request that the run sets."""
+    stop: tuple[str, ...] = ()
+    """Texts at the first of which the turn ends."""
+    is_untrained: bool = False
+    """The turn is no part of the sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,7 @@ class PolicyTurn:
     episode: str
     attempt: int
     number: int
+    """Of the episode's turns; of an untrained one, of these."""
     message: ChatMessage
     finish: Literal["stop", "length"]
     outcome: Outcome
@@ -92,21 +97,24 @@ class PolicyTurn:
     created: int
     """Unix time in seconds."""
     overridden: tuple[str, ...] = ()
+    stop_text: str = ""
+    """The one at which it ended; it is not in the message."""
 
     @property
     def name(self) -> str:
         """Unique to the turn, and the same in each answer with it."""
-        return f"{self.episode}.{self.attempt}.{self.number}"
+        return f"{self.episode}.{self.attempt}.{'u' if self.outcome == 'untrained' else ''}{self.number}"
 
     def notes(self) -> Document:
         """What no provider's interface has, as the field `gradbus` of an answer."""
         return {
             "episode": self.episode,
             "attempt": self.attempt,
-            "turn": self.number,
+            "turn": None if self.outcome == "untrained" else self.number,
             "outcome": self.outcome,
             "versions": list(self.tokens.versions),
             "overridden_parameters": list(self.overridden),
+            "stop": self.stop_text or None,
         }
 
 
@@ -136,6 +144,7 @@ class Reply:
     conversation: ChatRequest | None = None
     """In place of `messages`: the first turn of a new sequence."""
     max_new_tokens: int = 0
+    stop: tuple[str, ...] = ()
     verdict: Verdict | None = None
     """The episode is over."""
 

@@ -63,6 +63,13 @@ class Question:
                 before = asked.digest()
         return cls(request, before, following if can_extend else (), asked)
 
+    @property
+    def key(self) -> bytes:
+        """Equal for two requests that ask the same, in whatever interface."""
+        request, digest = self.request, self.asked.copy()
+        digest.update(_line(canonical([request.max_tokens, list(request.stop), request.is_untrained])))
+        return digest.digest()
+
 
 class Histories:
     """The histories of an episode's turns, as digests."""

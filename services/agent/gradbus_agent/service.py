@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from dataclasses import dataclass
 from typing import Any, Final
 
 import grpc
@@ -25,6 +26,7 @@ from gradbus_agent.http.app import Endpoint, create_app
 from gradbus_agent.http.server import HttpServer
 from gradbus_agent.push import Agents
 from gradbus_agent.settings import AgentSettings
+from gradbus_agent.spawn import SPAWN, AgentCommands
 from gradbus_agent.telemetry import count_reply
 
 _CLAIM_SECONDS: Final = 20.0
@@ -40,12 +42,20 @@ _DIGEST: Final = "agent"
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How agents that do not claim get their episodes."""
+
+    addresses: Agents
+    commands: AgentCommands
+
+
 class AgentService(EnvironmentServiceServicer):
     """An agent as an environment: it asks, and the policy's turns are its answers."""
 
-    def __init__(self, registry: Registry, agents: Agents, live: LiveCallers, public_url: str) -> None:
+    def __init__(self, registry: Registry, reach: Reach, live: LiveCallers, public_url: str) -> None:
         self._registry = registry
-        self._agents = agents
+        self._reach = reach
         self._live = live
         self._public_url = public_url
 
@@ -55,7 +65,10 @@ class AgentService(EnvironmentServiceServicer):
             section = _section(request.environment_json)
         except ValueError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        if section.agent != "pull" and not self._public_url:
+        spawned = (section.agent or "").startswith(SPAWN)
+        if spawned and (why := await self._reach.commands.why_not(section.agent or "")):
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
+        if section.agent != "pull" and not spawned and not self._public_url:
             message = "agents are not called from here: nobody said at which address they reach it; set GRADBUS_PUBLIC_URL"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
         return pb.DescribeResponse(name="agent", digest=_DIGEST, determinism=pb.DETERMINISM_RECORDED, tools_by_conversation=True)
@@ -105,7 +118,10 @@ class AgentService(EnvironmentServiceServicer):
 
     async def _opened(self, episode: AgentEpisode, seconds: float) -> Reply:
         until = time.monotonic() + seconds
-        if episode.opening.agent != "pull":
+        if episode.opening.agent.startswith(SPAWN):
+            if not episode.is_claimed and (failed := await self._spawned(episode, min(seconds, _CLAIM_SECONDS))) is not None:
+                return failed
+        elif episode.opening.agent != "pull":
             if not episode.is_claimed and (failed := await self._posted(episode)) is not None:
                 return failed
         else:
@@ -126,12 +142,23 @@ class AgentService(EnvironmentServiceServicer):
             f'POST {self._public_url}/v1/agent/claim {{"run": "{run_id}"}}{"" if self._public_url else " to the agent service"}'
         )
 
+    async def _spawned(self, episode: AgentEpisode, seconds: float) -> Reply | None:
+        """Starts the episode's command."""
+        try:
+            failed = await self._reach.commands.play(episode, lambda: self._registry.give(episode), seconds)
+        except asyncio.CancelledError:
+            self._registry.take_back(episode)
+            raise
+        if failed is not None and not failed.is_away:
+            self._registry.close(episode, failed.reason)
+        return failed
+
     async def _posted(self, episode: AgentEpisode) -> Reply | None:
         """Gives the episode to the agent at its address. The agent may ask before it has answered the post."""
         key = self._registry.give(episode)
         try:
             with under(episode.opening.traceparent):  # of its group: the call's own is that of the whole task
-                failed = await self._agents.post(episode.opening.agent, episode.opening.document(f"{self._public_url}/v1", key))
+                failed = await self._reach.addresses.post(episode.opening.agent, episode.opening.document(f"{self._public_url}/v1", key))
         except asyncio.CancelledError:
             self._registry.take_back(episode)
             raise
@@ -173,9 +200,9 @@ async def serve(settings: AgentSettings, process: Process) -> None:
     """Serves until the process is asked to stop. Raises SettingsError when an address is taken or the keys cannot be read."""
     registry, agents, live = Registry(), Agents(settings.addresses), LiveCallers(_LOST_SECONDS)
     public_url = settings.public_url.rstrip("/")
-    http = HttpServer(settings.http_listen, create_app(Endpoint(registry, Keyring(settings.api_keys_file), public_url)))
-    server = RpcServer(settings.rpc)
-    add_EnvironmentServiceServicer_to_server(AgentService(registry, agents, live, public_url), server.server)
+    http = HttpServer(settings.http_listen, settings.https, create_app(Endpoint(registry, Keyring(settings.api_keys_file), public_url)))
+    server, commands = RpcServer(settings.rpc), AgentCommands(settings.agent_commands, settings.max_agent_processes, http.also_on)
+    add_EnvironmentServiceServicer_to_server(AgentService(registry, Reach(agents, commands), live, public_url), server.server)
     await server.start()
     async with http.serving() as serving:
         process.ready = True
@@ -187,6 +214,7 @@ async def serve(settings: AgentSettings, process: Process) -> None:
             await asyncio.wait({stopping, serving}, timeout=_SWEEP_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
         registry.close_all()
+        await commands.close()
     if not process.stopping.is_set():
         raise RuntimeError("the HTTP server ended by itself; the process ends too, to be started again")
     live.end()

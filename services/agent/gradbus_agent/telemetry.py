@@ -16,7 +16,7 @@ def count_reply(call: str, reply: Reply) -> None:
     PROCESS.count("gradbus.agent.calls", 1, {_CALL: call, _STATUS: "away" if reply.is_away else reply.status})
 
 
-def count_turn(outcome: Literal["extend", "fork", "replay"]) -> None:
+def count_turn(outcome: Literal["extend", "fork", "untrained", "replay"]) -> None:
     """Counts a turn that an agent gets; a replay is one that it got before."""
     PROCESS.count("gradbus.agent.turns", 1, {"gradbus.agent.outcome": outcome})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from grpc.aio import Channel
@@ -46,6 +47,8 @@ class Clients:
     """The reference service, which scores by the reward models of runs."""
     channels: tuple[Channel, ...]
     addresses: Addresses
+    cache_dir: Path
+    """Where files from a bucket are while they are read."""
     trace_groups: float = 0.0
     """Share of groups that are traced, 0 to 1."""
     run_buffer_bytes: int = 1 << 30
@@ -66,6 +69,7 @@ class Clients:
             reward_model=RewardServiceStub(channels[2]),
             channels=channels,
             addresses=Addresses(settings.weight_store, settings.reward, settings.reference),
+            cache_dir=settings.cache_dir,
             trace_groups=settings.trace_groups,
             run_buffer_bytes=settings.run_buffer_bytes,
         )

@@ -9,8 +9,6 @@ import sys
 def main() -> int:
     """Parses the arguments, then builds and runs."""
     argparse.ArgumentParser(prog="python -m gradbus_gateway", description=__doc__).parse_args()
-    import uvloop
-
     from gradbus.process import read_settings, run_process
     from gradbus.process.allocator import share_arenas
     from gradbus_gateway.service import serve
@@ -18,7 +16,7 @@ def main() -> int:
 
     share_arenas(2)  # checks run in a dozen threads, and each would have one of its own
     settings = read_settings("gateway", GatewaySettings)
-    return run_process("gateway", settings, lambda process: serve(settings, process), uvloop.new_event_loop)
+    return run_process("gateway", settings, lambda process: serve(settings, process))
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from gradbus.control.condemned import CondemnedBlobs
 from gradbus.process import Process
 from gradbus.process.allocator import trim_memory
 from gradbus.process.listener import BACKLOG, listen
+from gradbus.process.tls_listener import TlsListener
 from gradbus.rpc import open_channel
 from gradbus.telemetry import get_logger
 from gradbus.tokenizer.launcher import ForkServer
@@ -28,7 +29,6 @@ from gradbus_gateway.auth.sessions import Sessions
 from gradbus_gateway.events.feeds import EventFeeds
 from gradbus_gateway.http.connection_table import ConnectionTable, within_open_files
 from gradbus_gateway.http.connections import bounded_protocol, close_slow_connections
-from gradbus_gateway.http.tls_listener import TlsListener
 from gradbus_gateway.intake.model.run_models import RunModels
 from gradbus_gateway.intake.spec.intake import SpecIntake
 from gradbus_gateway.intake.submission import RunIntake

@@ -81,7 +81,7 @@ class GatewaySettings(ProcessSettings):
     python_graders: bool = Field(False, description="Whether users may send graders of type `python` and `code`.")
     reward_service: str = Field("", description="Scorer of every run, whatever its spec says; empty: the spec decides.")
     max_file_bytes: int = Field(32 << 30, ge=1, description="Size limit of an upload.")
-    max_dataset_bytes: int = Field(64 << 20, ge=1, description="Size limit of a dataset.")
+    max_dataset_bytes: int = Field(8 << 30, ge=1, description="Size limit of a dataset, as files and as rows.")
     max_model_bytes: int = Field(320 << 30, ge=1, description="Size limit of a model, from the hub or from anywhere else.")
     max_hub_seconds: float = Field(3600.0, gt=0.0, description="Time limit of a download from the hub.")
     hf_token: SecretStr = Field(SecretStr(""), description="Token for gated and private models of the hub.")

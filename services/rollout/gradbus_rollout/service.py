@@ -12,6 +12,7 @@ from gradbus.aio.tasks import background
 from gradbus.aio.threads import in_run_thread
 from gradbus.bus import Bucket, Buckets
 from gradbus.control.runs import RunRecord, RunStatus
+from gradbus.datasets.stored import open_rows
 from gradbus.experience import GroupStore
 from gradbus.objects import materialise
 from gradbus.process import WorkerClients
@@ -198,7 +199,7 @@ class RolloutService:
                 await checked.close()
 
     async def _table(self, tokenizer: Tokenizer, digest: str) -> PromptTable:
-        return await PromptTable.open(tokenizer, await self._clients.objects.get_blob(digest))
+        return await PromptTable.open(tokenizer, await open_rows(self._clients.objects, digest, self._settings.cache_dir))
 
     async def _status(self, record: RunRecord, runs: Bucket) -> RunStatus:
         """Waits for the conductor's status with the digest of the prompts. It is written before this worker is assigned."""

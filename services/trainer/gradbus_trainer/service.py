@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -87,14 +87,15 @@ class TrainerService:
         folder = await materialise(objects, spec.model.files or {}, self._settings.cache_dir / "models")
         lease = await self._device.take_for(spec)
         learner, frozen = await in_run_thread(lambda: self._open(folder, spec), "open learner")
-        state = await restore(store, objects, learner, self._scratch, spec.schedule.max_staleness)
+        state = await restore(store, objects, learner, self._scratch, spec)
         events = EventLog(self._clients.bus, run_id)
         _report_learner(run_id, learner, state, events)
         algorithm = algorithm_of(spec)
         source = self._live_log(record, algorithm, state)
         weights = transport_for(spec.weights, objects, self._settings.folder_deltas)
         writer = VersionWriter(objects, run_id, control.term, weights, frozen)
-        async with source.reading(), self._broadcasts(record, events, control.term) as broadcast, _exported(run_id) as recorder:
+        names = metric_names_of(spec)
+        async with source.reading(), self._broadcasts(record, events, control.term) as broadcast, _exported(run_id, names) as recorder:
             parts = TrainLoopParts(
                 source=source,
                 learner=learner,
@@ -103,7 +104,7 @@ class TrainerService:
                 publisher=Publisher(store, writer, events, run_id, broadcast),
                 checkpoints=CheckpointWriter(store, objects, events, record, control.term, self._settings.checkpoint_bytes),
                 control=control,
-                reporter=StepReporter(events, self._clients.heartbeat, recorder, metric_names_of(spec), LearningAlarms(spec)),
+                reporter=StepReporter(events, self._clients.heartbeat, recorder, names, LearningAlarms(spec)),
                 traces=StepTraces(run_id, control.term, StepSampler(self._settings.trace_steps, self._settings.trace_step_seconds)),
             )
             await TrainLoop(record, parts, state).run()
@@ -146,6 +147,6 @@ def _report_learner(run_id: str, learner: Learner, state: TrainerState, events: 
 
 
 @asynccontextmanager
-async def _exported(run_id: str) -> AsyncIterator[StepMetricsRecorder]:
+async def _exported(run_id: str, names: Sequence[str]) -> AsyncIterator[StepMetricsRecorder]:
     with export_metrics(run_metrics(run_id)) as metrics:
-        yield StepMetricsRecorder(metrics)
+        yield StepMetricsRecorder(metrics, names)

@@ -158,15 +158,15 @@ class TrainLoop:
         return await self._write(lambda: export_version(step, learner.weights(), noop, scratch, dtype), f"version {step}")
 
     async def _publish(self, export: Export) -> None:
-        """Begins to publish. The state keeps versions from (step - max_staleness) on: a resume from here may sample with them."""
-        parts = self._parts
-        probe = await self._in_thread(parts.learner.probe) if self._spec.needs_probe else None
-        task = await parts.publisher.publish(export, parts.checkpoints.is_due(self._state.step), probe)
-        oldest = export.step - self._spec.schedule.max_staleness
+        """Begins to publish. The state keeps what a resume from here may sample with, or compare its samples with."""
+        parts, spec = self._parts, self._spec
+        probe = await self._in_thread(parts.learner.probe) if spec.needs_probe else None
+        whole = parts.checkpoints.is_due(self._state.step) or spec.reference_version(export.step) == export.step
+        task = await parts.publisher.publish(export, whole, probe)
 
         def add_version(done: asyncio.Task[WeightManifest]) -> None:
             if not done.cancelled() and done.exception() is None:
-                self._state.add_version(done.result(), oldest)
+                self._state.add_version(done.result(), spec)
 
         task.add_done_callback(add_version)
 

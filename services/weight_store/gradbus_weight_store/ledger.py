@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import TypeVar
 
 from gradbus import crash_points
-from gradbus.bus import Bucket, Bus, Conflict, OwnedKey, subjects
+from gradbus.bus import Bucket, Conflict, OwnedKey
 from gradbus.errors import FencedError, HistoryError, ObjectMissingError, StorageError, VersionGoneError
 from gradbus.ids import digest_of
 from gradbus.v1.weight_store_service_pb2 import Heads
@@ -28,9 +28,8 @@ Result = TypeVar("Result")
 class Ledger:
     """Moves a run's heads. Opening a term fences every older one."""
 
-    def __init__(self, run_id: str, bus: Bus, heads: Bucket, manifests: Manifests, delete_lock: StoreDeleteLock) -> None:
+    def __init__(self, run_id: str, heads: Bucket, manifests: Manifests, delete_lock: StoreDeleteLock) -> None:
         self.run_id = run_id
-        self._bus = bus
         self._heads = heads
         self._manifests = manifests
         self._delete_lock = delete_lock
@@ -243,7 +242,6 @@ class Ledger:
         if head and (head.term, head.step) >= (manifest.term, manifest.step):
             return
         await self._version.replace(head_of(manifest).SerializeToString())
-        await self._bus.publish(subjects.versions(self.run_id), manifest.SerializeToString())
 
     async def _may_commit(self, manifest: CheckpointManifest, digest: str) -> bool:
         await self._fence(manifest.term)

@@ -62,9 +62,8 @@ class WeightStoreService(WeightStoreServiceServicer):
     """Versions, checkpoint heads and attestations. Each run has its own ledger."""
 
     def __init__(
-        self, bus: Bus, heads: Bucket, manifests: Manifests, attestations: Attestations, broadcasts: Broadcasts, retention: Retention
+        self, heads: Bucket, manifests: Manifests, attestations: Attestations, broadcasts: Broadcasts, retention: Retention
     ) -> None:
-        self._bus = bus
         self._heads = heads
         self._manifests = manifests
         self._attestations = attestations
@@ -188,7 +187,7 @@ class WeightStoreService(WeightStoreServiceServicer):
     def _ledger(self, run_id: str) -> Ledger:
         if run_id not in self._ledgers:
             name = checked_name(run_id, "run")
-            self._ledgers[name] = Ledger(name, self._bus, self._heads, self._manifests, self._retention.delete_lock)
+            self._ledgers[name] = Ledger(name, self._heads, self._manifests, self._retention.delete_lock)
         return self._ledgers[run_id]
 
 
@@ -213,7 +212,7 @@ async def serve(settings: WeightStoreSettings, process: Process) -> None:
     unnamed = UnnamedBlobs(manifests.objects, condemned, named, delete_lock, settings.blob_grace_seconds)
     async with workers.view() as presence:
         attestations = Attestations(bus, presence, LagLimit(settings.lagging_versions, settings.lagging_seconds))
-        service = WeightStoreService(bus, heads, manifests, attestations, Broadcasts(bus, presence), retention)
+        service = WeightStoreService(heads, manifests, attestations, Broadcasts(bus, presence), retention)
         server = RpcServer(settings.rpc)
         add_WeightStoreServiceServicer_to_server(service, server.server)
         await server.start()

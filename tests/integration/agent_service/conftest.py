@@ -53,7 +53,7 @@ def start_service(folder, free_port, files=None, **settings):
     limits = ["prlimit", f"--nofile={files}"] if files else []
     process = subprocess.Popen([*limits, sys.executable, "-m", "gradbus_agent"], env=environment, stderr=log, stdout=log)
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
+    while time.monotonic() < deadline and process.poll() is None:
         with socket.socket() as attempt:
             if attempt.connect_ex(("127.0.0.1", port)) == 0:
                 break
@@ -98,22 +98,26 @@ class Worker:
     traceparent: str = ""
     session: str = ""
     turn: int = -1
+    untrained: int = 0
 
     async def open(self, episode="train.0.0.0", attempt=0, timeout=60, *, resume=False):
         request = pb.OpenRequest(run_id=self.run_id, environment_json=json.dumps(self.section), episode_id=episode, attempt=attempt)
         request.resume = resume
         request.item_json, request.player, request.traceparent = json.dumps(self.item), self.player, self.traceparent
         answer = await self.stub.Open(request, timeout=timeout)
-        self.session, self.turn = answer.session, -1
+        self.session, self.turn, self.untrained = answer.session, -1, 0
         return answer
 
-    def request(self, text="", *calls, finish="stop", end="", tokens=None):
+    def request(self, text="", *calls, finish="stop", end="", tokens=None, stop_text="", untrained=False):
         """`calls` are (name, arguments as drawn, status). `tokens` are (prompt tokens, ids, logprobs, versions)."""
-        self.turn += 1
-        request = pb.StepRequest(run_id=self.run_id, session=self.session, turn=self.turn, is_last=bool(end), end_reason=end)
-        request.assistant.text, request.assistant.finish = text, finish
+        self.turn += not untrained
+        request = pb.StepRequest(run_id=self.run_id, session=self.session, turn=self.turn + untrained, is_last=bool(end), end_reason=end)
+        request.untrained, request.is_untrained = self.untrained, untrained
+        self.untrained += untrained
+        request.assistant.text, request.assistant.finish, request.assistant.stop_text = text, finish, stop_text
         for at, (name, arguments, *status) in enumerate(calls):
-            call = ToolCall(call_id=f"c{self.turn}.{at}", name=name, arguments_json=arguments, status=status[0] if status else 1)
+            call_id = f"u{request.untrained}.{at}" if untrained else f"c{self.turn}.{at}"
+            call = ToolCall(call_id=call_id, name=name, arguments_json=arguments, status=status[0] if status else 1)
             request.assistant.calls.append(call)
         prompt, ids, logprobs, versions = tokens or (3, [1, 2], [-0.5, -0.25], (4, 5))
         drawn = request.assistant.drawn

@@ -124,7 +124,7 @@ async def test_responses_as_a_stream(game, post):
 @pytest.mark.parametrize(
     ("path", "fields"),
     [
-        ("messages", {"stop_sequences": ["x"]}),
+        ("messages", {"stop_sequences": "x" * 257}),
         ("messages", {"tool_choice": {"type": "any"}}),
         ("messages", {"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
         ("messages", {"messages": [user([{"type": "image", "source": {}}])]}),
@@ -134,6 +134,7 @@ async def test_responses_as_a_stream(game, post):
         ("messages/count_tokens", {}),
         ("responses", {"previous_response_id": "resp_1"}),
         ("responses", {"background": True}),
+        ("responses", {"stop": ["x"]}),
         ("responses", {"text": {"format": {"type": "json_schema"}}}),
         ("responses", {"tool_choice": "required"}),
         ("responses", {"tools": [{"type": "web_search"}]}),

@@ -239,7 +239,8 @@ async def test_a_repeated_step_gets_its_first_reply_and_another_one_is_refused(g
 @pytest.mark.parametrize(
     "fields",
     [
-        {"n": 2}, {"n": []}, {"best_of": {}}, {"logit_bias": {"1": 5}}, {"response_format": {"type": "json_object"}}, {"stop": ["x"]},
+        {"n": 2}, {"n": []}, {"best_of": {}}, {"logit_bias": {"1": 5}}, {"response_format": {"type": "json_object"}}, {"stop": [""]},
+        {"stop": ["x"] * 17}, {"stop": [5]}, {"guided_json": {"type": "object"}}, {"min_tokens": 5}, {"top_logprobs": 3},
         {"tool_choice": "required"}, {"max_tokens": 0}, {"max_tokens": "7"}, {"stream": "yes"}, {"tools": [{"type": "web"}]},
         {"tools": TOOLS * 2}, {"messages": []}, {"messages": [assistant("a")]}, {"messages": [{"role": "robot", "content": "a"}]},
         {"messages": [user([{"type": "image_url", "image_url": {"url": "x"}}])]}, {"messages": [{"role": "tool", "content": "a"}]},

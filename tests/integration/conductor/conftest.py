@@ -165,7 +165,7 @@ async def bus(nats_url):
 
 
 @pytest.fixture
-async def clients(bus, buffer_url, object_url, scorer, reference):
+async def clients(bus, buffer_url, object_url, scorer, reference, tmp_path):
     server = RpcServer(RpcSettings("127.0.0.1:0", {"conductor": token_hash(TOKEN)}))
     add_RewardServiceServicer_to_server(scorer, server.server)
     add_ReferenceServiceServicer_to_server(reference, server.server)
@@ -173,7 +173,7 @@ async def clients(bus, buffer_url, object_url, scorer, reference):
     channel = open_channel(f"127.0.0.1:{server.port}", TOKEN)
     buffer = open_buffer(BufferSettings(buffer_url))
     stubs = WeightStoreServiceStub(channel), RewardServiceStub(channel), ReferenceServiceStub(channel), RewardServiceStub(channel)
-    yield Clients(bus, buffer, ObjectStore.open(object_url), *stubs, (channel,), Addresses(*["the-address:1"] * 3))
+    yield Clients(bus, buffer, ObjectStore.open(object_url), *stubs, (channel,), Addresses(*["the-address:1"] * 3), tmp_path / "cache")
     await channel.close()
     await buffer.aclose()
     await server.stop()

@@ -10,7 +10,7 @@ from gradbus.experience import ExperienceLog, GroupStore
 from gradbus.spec import RunSpec
 from gradbus.v1.group_pb2 import LogEntry
 from gradbus.v1.weights_pb2 import WeightManifest
-from gradbus_conductor.groups.dataset import DataOrder
+from gradbus_conductor.groups.order import DataOrder
 
 MOST = 1 << 20
 

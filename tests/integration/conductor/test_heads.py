@@ -1,10 +1,10 @@
-"""Heads on a real NATS: the bucket is authoritative, messages announce versions, and both heads only grow."""
+"""Heads on a real NATS: the bucket has them, and both only grow."""
 
 import asyncio
 
 import pytest
 
-from gradbus.bus import Buckets, subjects
+from gradbus.bus import Buckets
 from gradbus.v1.weights_pb2 import CheckpointHead, WeightManifest
 from gradbus_conductor.run.heads import Heads
 
@@ -43,10 +43,8 @@ async def test_a_run_without_a_version_has_none(bus, heads):
         assert (heads.version, heads.checkpoint) == (-1, -1)
 
 
-async def test_both_ways_of_learning_lead_to_the_same(bus, bucket, heads, run_id):
+async def test_each_head_that_moves_wakes_the_loop(bus, bucket, heads, run_id):
     async with heads.follow(bus):
-        await bus.publish(subjects.versions(run_id), WeightManifest(step=1).SerializeToString())
-        await until(heads, version=1)
         await bucket.put(f"{run_id}.version", version(2))
         await until(heads, version=2)
         await bucket.put(f"{run_id}.checkpoint", CheckpointHead(term=1, step=2, digest="d").SerializeToString())
@@ -57,8 +55,7 @@ async def test_a_trainer_that_replays_does_not_take_a_head_back(bus, bucket, hea
     await bucket.put(f"{run_id}.version", version(9))
     async with heads.follow(bus):
         await bucket.put(f"{run_id}.version", version(4, term=2))
-        await bus.publish(subjects.versions(run_id), WeightManifest(step=5).SerializeToString())
-        await bus.publish(subjects.versions(run_id), WeightManifest(step=10).SerializeToString())
+        await bucket.put(f"{run_id}.version", version(10, term=2))
         await until(heads, version=10)
 
 

@@ -14,7 +14,8 @@ from gradbus.v1.group_pb2 import LogEntry, Verdict
 from gradbus.v1.task_pb2 import GroupsSampled, TaskKind
 from gradbus.v1.weights_pb2 import Frontier, TrainerProgress, WeightManifest
 from gradbus_conductor.groups import dispatch
-from gradbus_conductor.groups.dataset import DataOrder, Dataset, RunData
+from gradbus_conductor.groups.dataset import Dataset, RunData
+from gradbus_conductor.groups.order import DataOrder
 from gradbus_conductor.run import loop as loop_module
 from gradbus_conductor.run.context import RunContext
 from gradbus_conductor.run.learning_signal import LearningSignal
@@ -146,7 +147,8 @@ async def test_a_free_run_that_filters_all_it_samples_fails_and_says_why(loop):
     assert "none of the last 256 groups could be trained: all 2 valid rewards are equal" in ending.reason
 
 
-async def test_a_run_whose_step_kills_every_trainer_fails_and_names_the_trainer(loop, clients, run_id):
+async def test_a_run_whose_step_kills_every_trainer_fails_and_names_the_trainer(loop, clients, run_id, monkeypatch):
+    monkeypatch.setattr(loop, "_looks", lambda: True)
     workers, pool = await clients.bus.bucket(f"workers-{run_id}"), loop._context.pool
     for incarnation in map(str, range(9)):
         trainer = WorkerPresence(worker=run_id, role="trainer", incarnation=incarnation, run_id=run_id, reached=0)
@@ -174,6 +176,7 @@ async def test_entries_that_the_log_lost_and_the_bitmap_kept_are_asked_for_again
 
 async def test_a_run_whose_service_has_not_answered_yet_is_starting(loop, clients, monkeypatch):
     monkeypatch.setattr(loop_module, "_FIRST_CALL_SECONDS", -1.0)
+    monkeypatch.setattr(loop, "_looks", lambda: True)
     await TaskQueue(clients.bus, loop._context.run_id).open()
     loop._heads.version = 0
     with loop._first_answers.call("the scorer at grpc://a:1", 10.0):

@@ -155,7 +155,7 @@ async def episode_engine(model_folder):
 
 
 @pytest.fixture
-def play(episode_engine, fork_server, model_folder, run_id):
+def play(episode_engine, fork_server, model_folder, run_id, row_file):
     """Samples groups 0 and 1 in a world; returns them and the worker's presence."""
 
     async def sampled(world, kind=TaskKind.TASK_KIND_TRAIN, presence=None, reward=None, buffer=None, is_over=False, **environment):
@@ -177,7 +177,7 @@ def play(episode_engine, fork_server, model_folder, run_id):
         limits = PromptLimits(NEW_TOKENS, stop_token_ids=tuple(STOPS))
         tokenizer = await Tokenizer.open(fork_server, model_folder, limits, Deadlines(load=60, call=60), described.turn_settings)
         try:
-            table = await PromptTable.open(tokenizer, PROMPTS)
+            table = await PromptTable.open(tokenizer, row_file(PROMPTS))
             limits = EpisodeLimits.of(record.spec, described.section, tokenizer.context_length)
             journals = None
             if buffer is not None and described.has_journal:

@@ -60,6 +60,7 @@ class Agent(EnvironmentServiceServicer):
     first: str | Callable[[str], str] = "ab"
     script_of: Callable[[str], list] | None = None
     first_most: int = 0
+    first_untrained: bool = False
     lose: Callable[[object], bool] = lambda request: False
     opened: list = field(default_factory=list)
     told: dict = field(default_factory=dict)
@@ -73,14 +74,14 @@ class Agent(EnvironmentServiceServicer):
         session = f"{request.episode_id}/{request.attempt}"
         self.told[session] = []
         first = self.first if isinstance(self.first, str) else self.first(request.episode_id)
-        asked = Conversation(messages=users(first))
+        asked = Conversation(messages=users(first), untrained=self.first_untrained)
         return OpenResponse(status=ENVIRONMENT_STATUS_OK, session=session, conversation=asked, max_new_tokens=self.first_most)
 
     async def Step(self, request, context):  # noqa: N802 - named by gRPC
         if self.lose(request):
             return StepResponse(status=ENVIRONMENT_STATUS_UNKNOWN_SESSION)
         told = self.told[request.session]
-        assert request.turn == len(told) - request.refused, "no turn is repeated"
+        assert request.turn == len(told) - request.refused - request.untrained, "no turn is repeated"
         told.append(request)
         script = self.script_of(request.session.partition("/")[0]) if self.script_of else self.script
         if request.is_last or len(told) > len(script):
@@ -93,7 +94,11 @@ class Agent(EnvironmentServiceServicer):
     def drawn(self, sample, attempt=0):
         """The ids of each turn, as the agent was told them."""
         told = self.told[f"train.4.{sample.sample_id}/{attempt}"]
-        return [unpack_ids(request.assistant.drawn.token_ids) for request in told if request.assistant.finish != "none"]
+        return [
+            unpack_ids(request.assistant.drawn.token_ids)
+            for request in told
+            if request.assistant.finish != "none" and not request.is_untrained
+        ]
 
 
 def sequences(group, sample):
@@ -318,6 +323,72 @@ async def test_an_agent_is_refused_as_often_as_it_may_have_turns(play):
     groups = await play(agent, agent="pull", max_turns=3)
     assert "CONTEXT" in ends(groups)
     assert set(map(tuple, refusals(agent))) == {((1, 0, False), (1, 1, False), (1, 2, False), (1, 3, True))}
+
+
+async def test_a_turn_ends_at_a_stop_text_with_exactly_the_tokens_that_were_drawn(play, episode_engine):
+    stops = ["fghij", "", "fgj", "fghij", "", "hij", "fghij"]
+    agent = Agent([after(0 if stop == "fgj" else None, "cd", stop=list(stop)) for stop in stops])
+    groups = await play(agent, agent="pull")
+    stopped = 0
+    for group, sample in [(of, sample) for of in groups for sample in of.samples]:
+        found = sequences(group, sample)
+        told = agent.told[f"train.4.{sample.sample_id}/0"]
+        for turn, request, stop in zip(sample.episode.turns, told, ("", *stops), strict=False):
+            prompt, tokens, logprobs, _ = found[turn.sequence]
+            (again,) = await episode_engine.generate([PromptGroup("again", prompt + tokens[: turn.start], (turn.seed,))])
+            whole = again.completions[0].token_ids
+            kept = next((at + 1 for at, token in enumerate(whole) if token in map(ids_of_one, stop)), len(whole))
+            assert tokens[turn.start : turn.end] == whole[:kept]
+            assert logprobs[turn.start : turn.end] == unpack_logprobs(again.completions[0].logprobs)[:kept]
+            if kept < len(whole) or (stop and whole[-1] in map(ids_of_one, stop)):
+                stopped += 1
+                assert (turn.stop_text, request.assistant.stop_text, turn.finish) == (*[LETTERS[whole[kept - 1] - 3]] * 2, "stop")
+                assert not turn.text.endswith(turn.stop_text)
+                assert unpack_ids(request.assistant.drawn.token_ids) == whole[:kept]
+            else:
+                assert turn.stop_text == ""
+        assert all(span.end <= len(tokens) for _, tokens, _, spans in found for span in spans)
+    assert stopped > 3
+
+
+def ids_of_one(letter):
+    (token,) = ids_of(letter)
+    return token
+
+
+def aside(text, **more):
+    """Asks for a turn that is not trained."""
+    asked = Conversation(messages=users(text), untrained=True)
+    return StepResponse(status=ENVIRONMENT_STATUS_OK, conversation=asked, **more)
+
+
+async def test_untrained_turns_are_told_and_change_nothing(play, episode_engine):
+    script = [after(None, "cd"), conversation("gh"), after(0, "e")]
+    expected = await play(Agent(script), agent="pull", max_turns=4)
+    talking = Agent([aside("jj"), script[0], aside("jj"), aside(LONG), script[1], aside("ih", max_new_tokens=1), script[2]])
+    groups = await play(talking, agent="pull", max_turns=4)
+    for group, before in zip(groups, expected, strict=True):
+        for sample, other in zip(group.samples, before.samples, strict=True):
+            told = talking.told[f"train.4.{sample.sample_id}/0"]
+            assert (sample.token_ids, sample.logprobs, sample.forks) == (other.token_ids, other.logprobs, other.forks)
+            assert [turn.text for turn in sample.episode.turns] == [turn.text for turn in other.episode.turns]
+            assert sample.episode.end_reason == other.episode.end_reason
+            asked = [request for request in told if request.is_untrained]
+            assert [request.untrained for request in asked] == list(range(len(asked)))
+            assert [request.turn for request in told if not request.is_untrained and request.assistant.finish != "none"] == list(
+                range(len(sample.episode.turns))
+            )
+    (one,) = [request for told in talking.told.values() for request in told if request.session.endswith(f"{sample.sample_id}/0")][1:2]
+    seed = asked_turn_seed(sample.seed, digest_of(pack_ids(ids_of("jj"))), 0)
+    (again,) = await episode_engine.generate([PromptGroup("again", ids_of("jj"), (seed,))])
+    assert unpack_ids(one.assistant.drawn.token_ids) == again.completions[0].token_ids
+
+
+async def test_an_episode_may_begin_with_an_untrained_turn(play):
+    agent = Agent([conversation("gh"), after(None, "cd")], first_untrained=True)
+    groups = await play(agent, agent="pull")
+    assert {unpack_ids(group.prompt_ids) for group in groups} == {ids_of("gh")}
+    assert all(len(sample.episode.turns) <= 2 and sample.token_ids for group in groups for sample in group.samples)
 
 
 @pytest.mark.parametrize(

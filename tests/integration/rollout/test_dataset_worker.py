@@ -78,7 +78,7 @@ async def hints(bus, run_id):
 
 
 @pytest.fixture
-def worker_of(bus, store, tokenizer, run_id):
+def worker_of(bus, store, tokenizer, run_id, row_file):
     """A worker of these rows; those with a label are of a run of kind `kto`."""
 
     async def make(rows, name="worker-a", held_out=()):
@@ -91,8 +91,8 @@ def worker_of(bus, store, tokenizer, run_id):
         }
         record = RunRecord(run_id=run_id, spec=parse_spec(body), created_unix_ns=1)
         heartbeat = WorkerHeartbeat(bus, WorkerPresence(worker=name, role="rollout", incarnation="1"))
-        table = await PromptTable.open(tokenizer, content(rows))
-        evaluation = await PromptTable.open(tokenizer, content(held_out)) if held_out else None
+        table = await PromptTable.open(tokenizer, row_file(content(rows)))
+        evaluation = await PromptTable.open(tokenizer, row_file(content(held_out))) if held_out else None
         worker = DatasetWorker(record, DatasetWorkerParts(bus, store, table, evaluation, heartbeat))
         worker.presence = heartbeat.presence
         return worker

@@ -6,7 +6,7 @@ import pytest
 from obstore.store import MemoryStore
 from structlog.testing import capture_logs
 
-from gradbus.bus import Buckets, subjects
+from gradbus.bus import Buckets
 from gradbus.control.runs import WorkerPresence
 from gradbus.errors import AttestationError, VersionGoneError
 from gradbus.objects import ObjectStore
@@ -31,7 +31,7 @@ async def versions(new_versions):
         yield versions
 
 
-async def test_announced_versions_are_known(versions, trainer):
+async def test_published_versions_are_known(versions, trainer):
     assert (versions.newest, versions.digest(0)) == (-1, "")
     manifest = await trainer.publish(0)
     await until(lambda: versions.newest == 0)
@@ -76,7 +76,7 @@ async def test_weights_that_are_deleted_while_they_are_fetched_are_a_version_tha
         await versions.load(Late(), "worker-a", 0)
 
 
-async def test_an_older_version_that_was_never_announced_here_is_asked_for(trainer, engine, new_versions):
+async def test_an_older_version_that_the_head_did_not_name_here_is_asked_for(trainer, engine, new_versions):
     first = await trainer.publish(0)
     await trainer.publish(1)
     assert await new_versions().load(engine, "worker-a", 0) == first.digest
@@ -109,8 +109,9 @@ async def test_of_one_number_the_higher_term_is_followed(versions, trainer, engi
     assert await versions.load(engine, "worker-a", 0) == old.digest
     new = await trainer.publish(0, seed=99, term=2)
     await until(lambda: versions.digest(0) == new.digest)
-    await bus.publish(subjects.versions(run_id), old.SerializeToString())
-    await bus.publish(subjects.versions(run_id), WeightManifest(run_id=run_id, step=5, term=1).SerializeToString())
+    heads = await bus.bucket(Buckets.HEADS)
+    await heads.put(f"{run_id}.version", old.SerializeToString())
+    await heads.put(f"{run_id}.version", WeightManifest(run_id=run_id, step=5, term=1).SerializeToString())
     await until(lambda: versions.newest == 5)
     assert await versions.load(engine, "worker-a", 0) == new.digest != old.digest
 
@@ -141,7 +142,7 @@ async def test_weights_that_are_not_the_manifests_are_refused(versions, trainer,
     lie = WeightManifest()
     lie.CopyFrom(manifest)
     lie.digest, lie.term = trainer.published[0].shards[0].digest, 2
-    await bus.publish(subjects.versions(run_id), lie.SerializeToString())
+    await (await bus.bucket(Buckets.HEADS)).put(f"{run_id}.version", lie.SerializeToString())
     await until(lambda: versions.digest(0) == lie.digest)
     with pytest.raises(AttestationError, match="it is loaded again"):
         await versions.load(engine, "worker-a", 0)

@@ -40,9 +40,9 @@ async def engine(model_folder):
 
 
 @pytest.fixture
-async def table(fork_server, model_folder, prompts):
+async def table(fork_server, model_folder, prompts, row_file):
     tokenizer = await Tokenizer.open(fork_server, model_folder, PromptLimits(NEW_TOKENS), Deadlines(load=60, call=60))
-    yield await PromptTable.open(tokenizer, prompts)
+    yield await PromptTable.open(tokenizer, row_file(prompts))
     await tokenizer.close()
 
 

@@ -25,15 +25,15 @@ async def test_a_core_message_is_handled_in_its_senders_trace(spans, bus, run_id
     async def note(_payload):
         seen.set_result(current_traceparent())
 
-    async with bus.subscribed(subjects.versions(run_id), note):
+    async with bus.subscribed(subjects.groups(run_id), note):
         await bus.client.flush()
-        with root_span("publish_version", []):
-            await bus.publish(subjects.versions(run_id), b"manifest")
+        with root_span("deliver", []):
+            await bus.publish(subjects.groups(run_id), b"hint")
         traceparent = await asyncio.wait_for(seen, 60)
         await bus.client.flush()
     found = spans()
-    assert is_child(found["process versions.*"], found["publish_version"])
-    assert traceparent.split("-")[2] == f"{found['process versions.*'].context.span_id:016x}"
+    assert is_child(found["process groups.*"], found["deliver"])
+    assert traceparent.split("-")[2] == f"{found['process groups.*'].context.span_id:016x}"
 
 
 class Scorer(RewardServiceServicer):

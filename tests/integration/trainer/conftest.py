@@ -152,7 +152,7 @@ class Trained:
             store = StoreClient(self.stub, run_id)
             await store.open_term(control.term)
             learner = TorchLearner(self.model_folder, spec)
-            state = await restore(store, self.objects, learner, self.scratch, spec.schedule.max_staleness)
+            state = await restore(store, self.objects, learner, self.scratch, spec)
             missing = missing_reporter(self.bus, run_id, state.frontier)
             live = LiveLog(run_id, self.log, algorithm, collector_for(spec, state.frontier), missing)
             publisher = Publisher(store, VersionWriter(self.objects, run_id, control.term, spec.weights), events, run_id)

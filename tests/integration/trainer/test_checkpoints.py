@@ -60,7 +60,7 @@ def published(store, objects, run_id, scratch):
     return publish
 
 
-async def test_a_restored_learner_has_the_same_bits_and_goes_on_to_the_same(store, objects, new_learner, published, scratch):
+async def test_a_restored_learner_has_the_same_bits_and_goes_on_to_the_same(store, objects, new_learner, published, scratch, make_spec):
     learner, state = new_learner(), TrainerState(previous="")
     await published(state, learner, 0)
     train(learner, range(2))
@@ -69,7 +69,7 @@ async def test_a_restored_learner_has_the_same_bits_and_goes_on_to_the_same(stor
     await published(state, learner, 2)
     digest = await commit(store, objects, Snapshot.of(state, learner, scratch), 1, {"torch": "test"})
     other = new_learner()
-    restored = await restore(store, objects, other, scratch, max_staleness=1)
+    restored = await restore(store, objects, other, scratch, make_spec())
     assert (restored.step, restored.previous, restored.trained) == (2, digest, {})
     assert restored.frontier.to_message() == state.frontier.to_message()
     assert list(restored.versions) == [2], "version 0 is older than max_staleness allows"
@@ -82,7 +82,21 @@ async def test_a_restored_learner_has_the_same_bits_and_goes_on_to_the_same(stor
     assert weights_digest(learner.weights()) == weights_digest(other.weights())
 
 
-async def test_a_run_that_publishes_bfloat16_resumes_from_float32(store, objects, new_learner, run_id, scratch):
+async def test_a_resume_has_the_version_that_its_samples_are_compared_with(store, objects, new_learner, published, scratch, make_spec):
+    spec = make_spec(algorithm={"kl": 0.1, "kl_reference_steps": 4})
+    learner, state = new_learner(), TrainerState()
+    for step in range(7):
+        await published(state, learner, step)
+        state.add_version(state.versions[step], spec)
+    assert sorted(state.versions) == [4, 5, 6]
+    await commit(store, objects, Snapshot.of(state, learner, scratch), 1, {})
+    restored = await restore(store, objects, new_learner(), scratch, spec)
+    assert sorted(restored.versions) == [4, 5, 6]
+    plain = make_spec()
+    assert sorted((await restore(store, objects, new_learner(), scratch, plain)).versions) == [5, 6]
+
+
+async def test_a_run_that_publishes_bfloat16_resumes_from_float32(store, objects, new_learner, run_id, scratch, make_spec):
     weights = WeightsSpec(transport="delta", dtype="bf16")
     learner, state = new_learner(), TrainerState()
     writer = VersionWriter(objects, run_id, 1, weights)
@@ -97,7 +111,7 @@ async def test_a_run_that_publishes_bfloat16_resumes_from_float32(store, objects
     assert state.versions[1].shards[0].delta_only
     await commit(store, objects, Snapshot.of(state, learner, scratch, rounded=True), 1, {})
     other = new_learner()
-    await restore(store, objects, other, scratch, max_staleness=1)
+    await restore(store, objects, other, scratch, make_spec())
     rounded = await load_tensors(objects, state.versions[2].shards, scratch)
     assert {tensor.dtype for tensor in rounded.values()} == {torch.bfloat16}
     assert any(not torch.equal(rounded[name].float(), tensor) for name, tensor in learner.weights().items())
@@ -125,7 +139,9 @@ async def test_a_resume_reads_mapped_files_and_leaves_none(bucket, new_learner, 
     assert await load_tensors(bucket, [], scratch) == {}
 
 
-async def test_a_resume_that_takes_long_leaves_the_lease_to_be_renewed(store, objects, new_learner, published, scratch, monkeypatch):
+async def test_a_resume_that_takes_long_leaves_the_lease_to_be_renewed(
+    store, objects, new_learner, published, scratch, monkeypatch, make_spec
+):
     learner, state = new_learner(), TrainerState()
     train(learner, range(1))
     await published(state, learner, 1)
@@ -143,14 +159,14 @@ async def test_a_resume_that_takes_long_leaves_the_lease_to_be_renewed(store, ob
 
     other = new_learner()
     monkeypatch.setattr(other, "restore", copy_until_renewed)
-    await asyncio.gather(restore(store, objects, other, scratch, max_staleness=1), renew())
+    await asyncio.gather(restore(store, objects, other, scratch, make_spec()), renew())
     assert waited == [True]
 
 
-async def test_without_a_checkpoint_the_learner_stays_the_base_model(store, objects, new_learner, scratch):
+async def test_without_a_checkpoint_the_learner_stays_the_base_model(store, objects, new_learner, scratch, make_spec):
     learner = new_learner()
     before = weights_digest(learner.weights())
-    state = await restore(store, objects, learner, scratch, max_staleness=1)
+    state = await restore(store, objects, learner, scratch, make_spec())
     assert (state.step, state.previous, state.frontier.below) == (0, "", 0)
     assert weights_digest(learner.weights()) == before
 
@@ -206,11 +222,11 @@ async def test_object_storage_that_refuses_is_waited_for(store, objects, new_lea
     assert await asyncio.wait_for(task, 60) == (await store.checkpoint()).digest
 
 
-async def test_a_checkpoint_that_is_lost_is_never_taken_for_none(store, objects, new_learner, published, scratch):
+async def test_a_checkpoint_that_is_lost_is_never_taken_for_none(store, objects, new_learner, published, scratch, make_spec):
     learner, state = new_learner(), TrainerState()
     train(learner, range(1))
     await published(state, learner, 1)
     await objects.delete_blob(await commit(store, objects, Snapshot.of(state, learner, scratch), 1, {}))
     with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await restore(store, objects, new_learner(), scratch, max_staleness=1)
+        await restore(store, objects, new_learner(), scratch, make_spec())
     assert caught.value.code() == grpc.StatusCode.DATA_LOSS

@@ -7,7 +7,7 @@ import grpc
 import pytest
 import torch
 
-from gradbus.bus import EventLog, subjects
+from gradbus.bus import Buckets, EventLog
 from gradbus.errors import FencedError, ObjectMissingError
 from gradbus.v1 import weight_store_service_pb2 as pb
 from gradbus.v1.weights_pb2 import WeightManifest
@@ -50,19 +50,15 @@ async def new_publisher(client, objects, events, run_id):
     return make
 
 
-async def test_versions_are_announced_in_the_order_they_were_handed_in(new_publisher, bus, run_id, export):
-    announced = []
-
-    async def note(payload):
-        announced.append(WeightManifest.FromString(payload).step)
-
-    async with bus.subscribed(subjects.versions(run_id), note):
-        await bus.client.flush()
+async def test_the_head_follows_the_versions_in_the_order_they_were_handed_in(new_publisher, bus, run_id, export):
+    heads, seen = await bus.bucket(Buckets.HEADS), []
+    async with heads.view(f"{run_id}.version") as view:
+        view.listen(lambda key: seen.append(WeightManifest.FromString(view.get(key)).step))
         publisher = await new_publisher(1)
         tasks = [await publisher.publish(export(step)) for step in range(5)]
         await publisher.settle()
-        await until(lambda: len(announced) >= 5)
-    assert announced == list(range(5))
+        await until(lambda: seen[-1:] == [4])
+    assert seen == sorted(seen)
     assert [task.result().step for task in tasks] == list(range(5))
 
 

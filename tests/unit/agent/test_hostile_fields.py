@@ -56,8 +56,8 @@ def test_a_value_of_a_field_is_answered_or_refused(path, field):
         except RefusalError:
             continue
         question = Question.of(wish.request)
-        assert open_response("s", Reply(conversation=question.request, max_new_tokens=question.request.max_tokens)).SerializeToString()
-        turn = policy_turn(OPENING, pb.StepRequest(), question.request, is_extending=False)
+        assert open_response("s", Reply(conversation=question.request, stop=question.request.stop)).SerializeToString()
+        turn = policy_turn(OPENING, pb.StepRequest(), question.request, "fork")
         assert dialect.whole(turn, wish)
         assert b"".join(dialect.events(turn, wish))
 

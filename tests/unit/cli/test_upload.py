@@ -80,7 +80,8 @@ def test_what_is_there_and_cannot_be_read_is_a_fault_of_its_field(folder):
     _, faults = upload_local_files({"model": {"path": "notes.txt"}, "data": {"train": "model", "eval": "x" * 999}}, folder, pytest.fail)
     assert [fault.path for fault in faults] == ["model", "data.train", "data.eval"]
     assert "Hugging Face layout" in faults[0].message
-    assert faults[1].message == "cannot be read: Is a directory"
+    assert faults[1].message.startswith("the folder model has no dataset")
+    assert faults[2].message == "cannot be read: File name too long"
 
 
 def test_a_path_that_no_file_can_have_is_left_to_the_server_or_a_fault(folder):

@@ -3,7 +3,7 @@ import random
 import hypothesis.strategies as st
 from hypothesis import given
 
-from gradbus_conductor.groups.dataset import DataOrder
+from gradbus_conductor.groups.order import DataOrder
 
 DIGEST = "sha256:" + "0" * 64
 

@@ -82,7 +82,8 @@ def test_each_role_and_server_has_a_certificate_of_one_authority_with_its_host_n
         assert read_identity(folder).remaining > 0
         names = x509.load_pem_x509_certificate((folder / "tls.crt").read_bytes()).extensions
         hosts = names.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
-        assert hosts == [role.replace("_", "-"), *(["localhost"] if role == "gateway" else [])]
+        more = {"gateway": ["localhost"], "agent": ["localhost"], "nats": ["*.nats-peers"]}
+        assert hosts == [role.replace("_", "-"), *more.get(role, [])]
         assert (folder / "ca.crt").read_text().strip() == authority(state).strip()
     assert [path.parent.name for path in (state / "secrets").rglob("ca.key")] == ["authority"]
 

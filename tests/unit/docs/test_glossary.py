@@ -14,7 +14,9 @@ from gradbus.spec import (
     InnerSpec,
     KlControlSpec,
     LoraSpec,
+    MixtureSpec,
     RewardModelSpec,
+    RowFilter,
     RunSpec,
     TeacherSpec,
 )
@@ -35,6 +37,7 @@ def fields_of_the_spec() -> set[str]:
     nested = {"trainer.deepspeed": DeepSpeedSpec, "trainer.lora": LoraSpec, "trainer.critic": CriticSpec, "trainer.inner": InnerSpec}
     nested |= {"algorithm.kl_control": KlControlSpec, "algorithm.entropy_control": EntropyControlSpec}
     nested |= {"environment": EnvironmentSpec, "reward.model": RewardModelSpec, "teacher": TeacherSpec}
+    nested |= {"data.mixture": MixtureSpec, "data.filter": RowFilter}
     return top | (within - nested.keys()) | {f"{path}.{name}" for path, model in nested.items() for name in model.model_fields}
 
 

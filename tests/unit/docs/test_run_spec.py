@@ -16,8 +16,11 @@ from gradbus.spec import (
     InnerSpec,
     KlControlSpec,
     LoraSpec,
+    MixtureSpec,
+    MultiGrader,
     PreferenceSpec,
     RewardModelSpec,
+    RowFilter,
     RunSpec,
     TeacherSpec,
 )
@@ -34,6 +37,7 @@ MODELS = {f"[{name}]": model for name, model in SECTIONS.items()}
 MODELS |= {"[trainer.deepspeed]": DeepSpeedSpec, "[trainer.lora]": LoraSpec, "[trainer.critic]": CriticSpec, "[trainer.inner]": InnerSpec}
 MODELS |= {"[algorithm.kl_control]": KlControlSpec, "[algorithm.entropy_control]": EntropyControlSpec}
 MODELS |= {"[environment]": EnvironmentSpec, "[preference]": PreferenceSpec, "[reward.model]": RewardModelSpec, "[teacher]": TeacherSpec}
+MODELS |= {"[data.mixture]": MixtureSpec, "[data.filter]": RowFilter}
 OWN_TABLES = frozenset({"deepspeed", "lora", "critic", "inner", "kl_control", "entropy_control"})
 MODELS |= {f"grader: {grader.model_fields['type'].annotation.__args__[0]}": grader for grader in GRADERS}
 
@@ -67,7 +71,8 @@ def test_the_page_has_a_table_for_every_section_and_grader():
 
 @pytest.mark.parametrize("heading", sorted(MODELS))
 def test_a_table_has_the_fields_and_defaults_of_its_section(heading):
-    assert documented()[heading] == defaults(MODELS[heading], OWN_TABLES)
+    own = OWN_TABLES | {"filter"} if heading == "[data]" else OWN_TABLES
+    assert documented()[heading] == defaults(MODELS[heading], own)
 
 
 def test_the_top_level_has_the_fields_that_are_no_section():

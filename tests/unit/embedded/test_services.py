@@ -45,7 +45,7 @@ ADDRESSES = {
     "GRADBUS_AGENT": CALLERS["agent"],
 }
 # Addresses, names and secrets are the stack's own; on loopback the user is the operator.
-DECIDED = ProcessSettings.model_fields.keys() - {"log_level", "nats_clustered", "frozen_seconds", "leftover_memory"} | {
+DECIDED = ProcessSettings.model_fields.keys() - {"log_level", "nats_replicas", "frozen_seconds", "leftover_memory"} | {
     "weight_store",
     "reward",
     "reference",

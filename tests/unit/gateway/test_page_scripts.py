@@ -119,22 +119,34 @@ def test_a_run_with_rewards_has_the_charts_of_sampling_and_with_a_critic_its_own
     assert script("charts/run_charts.js", body, spec | {"trainer": {"critic": {}}}) == [*titles, "Explained variance", "Value loss"]
 
 
-def test_axes_that_few_runs_use_have_charts_where_they_are_used(script):
-    body = "return page.chartsOf(given[0]).map(({ options }) => [options.title, options.series.map(({ label }) => label)]);"
-    spec = run_of("rl")["spec"]
-    usual = script("charts/run_charts.js", body, spec)
-    algorithm = spec["algorithm"] | {"second_moment": 0.04, "kl_control": {"target": 6.0}}
-    shown = script("charts/run_charts.js", body, spec | {"algorithm": algorithm, "trainer": {"critic": None, "inner": {"stop_kl": 0.1}}})
-    assert shown == [*usual, ["Outliers", ["share"]], ["KL of the step", ["kl"]], ["Coefficients", ["KL"]]]
+def test_axes_that_few_runs_use_have_charts_of_their_columns_where_they_are_used(script):
+    body = """
+      const history = new page.RunHistory();
+      history.add({ id: 1, type: "metrics", created_at: "2026-01-02T23:04:05Z", data: given[1] });
+      return page.chartsOf(given[0]).map(({ options, data }) => [options.title, ...data(history).slice(1)]);
+    """
+    spec, axes = run_of("rl")["spec"], {"second_moment": 0.04, "centering": 8, "drift": 1e-3, "nll": 0.1}
+    columns = {"outliers": 0.1, "total_variation": 0.2, "drift": 0.3, "nll": 0.4, "step_kl": 0.5, "kl_coefficient": 0.6}
+    data = {"step": 3, "entropy_coefficient": 0.7} | columns
+    usual = script("charts/run_charts.js run/run_history.js", body, spec, data)
+    algorithm = spec["algorithm"] | axes | {"kl_control": {"target": 6.0}, "entropy_control": {}}
+    used = spec | {"algorithm": algorithm, "trainer": {"critic": None, "inner": {"stop_kl": 0.1}}}
+    shown = script("charts/run_charts.js run/run_history.js", body, used, data)
+    titles = ("Outliers", "Distance of the policies", "Drift", "Best samples", "KL of the step")
+    assert shown[: len(usual)] == usual
+    assert shown[len(usual) :] == [
+        *([title, [value]] for title, value in zip(titles, columns.values(), strict=False)),
+        ["Coefficients", [0.6], [0.7]],
+    ]
 
 
 def test_a_run_that_a_teacher_judges_has_the_chart_of_its_divergence_in_place_of_rewards(script):
     body = "return page.chartsOf(given[0]).map(({ options }) => options.title);"
     spec = run_of("rl")["spec"]
     beside = script("charts/run_charts.js", body, spec | {"teacher": {"coefficient": 0.5}})
-    assert beside[:3] == ["Reward", "KL to the teacher", "Held-out"]
+    assert beside[:4] == ["Reward", "Range of rewards", "KL to the teacher", "Held-out"]
     distilled = spec | {"teacher": {"coefficient": None}, "algorithm": spec["algorithm"] | {"advantage": "distill"}}
-    assert script("charts/run_charts.js", body, distilled) == beside[1:]
+    assert script("charts/run_charts.js", body, distilled) == beside[2:]
 
 
 @pytest.mark.parametrize(("kind", "chosen"), [("dpo", "chosen_logprob"), ("reward_model", "chosen_score")])

@@ -208,6 +208,15 @@ async def test_samples_that_hang_at_the_front_do_not_keep_the_others_from_being_
     assert seen == [[(ERROR, True)] * 4, [(ERROR, False)] * 3 + [(OK, False)]]
 
 
+async def test_samples_that_a_grader_cannot_tell_apart_are_graded_once(grader_scorer, ask):
+    counts = {"type": "python", "source": "calls = []\ndef grade(sample, item):\n    calls.append(sample)\n    return len(calls)"}
+    request = ask("a", "b", "a", "b", n=0)
+    request.samples[3].finish_reason = "length"
+    results = await grader_scorer(counts).score(request, 20.0)
+    assert [result.reward for result in results] == [1.0, 2.0, 1.0, 3.0]
+    assert [result.sample_id for result in results] == [sample.sample_id for sample in request.samples]
+
+
 async def test_a_source_that_does_not_load_is_an_error_for_all(grade):
     results = await grade("def grade(sample, item)\n", "a", "b")
     assert {result.status for result in results} == {ERROR}

@@ -86,6 +86,8 @@ def _sequences(sample, count, origin):
     for start, end in pairwise(np.linspace(0, length, min(count, length) + 1).astype(int)):
         names = ("token_ids", "behaviour_logprobs", "trainable", "advantages", "reference_logprobs")
         by_token = {name: None if (values := getattr(sample, name)) is None else values[start:end] for name in names}
+        if (rows := sample.behaviour_rows) is not None:
+            by_token["behaviour_rows"] = tuple(part[start:end] for part in rows)
         marks = sample.marks if end == length else sample.marks._replace(cut_off=False)
         prompt = np.concatenate([sample.prompt_ids, sample.token_ids[:start]])
         yield replace(sample, prompt_ids=prompt, origin=origin, marks=marks, **by_token)

@@ -30,6 +30,8 @@ class PolicyLoss:
     entropies: Tensor
     """`[N]`, 0 for a token that is not used."""
     ratio: RatioSummary
+    distance: Tensor | None = None
+    """Total variation between pi and mu, by `entropy_weights`; None where nothing but the sampled tokens is known of mu."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from gradbus_kernels.operators.base.arguments import require
-from gradbus_kernels.operators.prefix_shared_attention.blocks import LONGEST, LONGEST_ALONE
+from gradbus_kernels.operators.prefix_shared_attention.blocks import LONGEST
 from gradbus_kernels.operators.prefix_shared_attention.layout import PrefixLayout
 
 Ids = NDArray[np.integer[Any]]
@@ -30,7 +30,7 @@ class PackedGroups:
     """One row of N tokens, and the positions that predict the R response tokens."""
 
     input_ids: Tensor
-    """int64 `[1, N]`."""
+    """int64 `[1, N]`, and what pads them."""
     position_ids: Tensor
     """int64 `[1, N]`."""
     layout: PrefixLayout
@@ -40,19 +40,17 @@ class PackedGroups:
     targets: Tensor
     """int64 `[R]`: the response tokens."""
     routes: Tensor | None = None
-    """int64 `[N, M, k]`: the experts that each token has in each of M layers with experts; -1 where the model chooses. None: everywhere."""
+    """int64 `[N, M, k]`, padded as the ids: the experts that each token has in each of M layers with experts; -1 where the model chooses.
+    None: everywhere."""
 
     def padded(self, tokens: int) -> PackedGroups:
-        """The same with N = `tokens`, at least the present N: short roots of zeros at the end, from which nothing is predicted."""
+        """The same with zeros behind the input ids, so that there are `tokens`, at least N; they are in no segment of the layout."""
         more = tokens - self.layout.tokens
         if not more:
             return self
-        begins = range(self.layout.tokens, tokens, LONGEST_ALONE)
-        layout = PrefixLayout((*self.layout.offsets[:-1], *begins, tokens), (*self.layout.parents, *[None] * len(begins)))
-        position_ids = layout.position_ids(self.position_ids.device)[None]
         input_ids = functional.pad(self.input_ids, (0, more))
         routes = None if self.routes is None else functional.pad(self.routes, (0, 0, 0, 0, 0, more), value=-1)
-        return replace(self, input_ids=input_ids, position_ids=position_ids, layout=layout, routes=routes)
+        return replace(self, input_ids=input_ids, routes=routes)
 
 
 @dataclass(frozen=True, slots=True)

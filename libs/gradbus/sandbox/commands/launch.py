@@ -1,8 +1,8 @@
 """Makes the sandbox of one command: namespaces of its own, by itself or by bubblewrap, with `supervisor` as process 1.
 
 Standard library only. Arguments after the folders of the packages: how niceness is raised, the level, and, for a command that serves
-until it is ended, a JSON object of `arguments`, `paths` and `memory_mib`. Its standard input and output are the supervisor's, or that
-command's. If the machine gives no sandbox it writes {"refused": reason}, and {"failed": reason} if one broke or may be had later.
+until it is ended, the JSON object of a `ServedCommand`. Its standard input and output are the supervisor's, or that command's. If the
+machine gives no sandbox it writes {"refused": reason}, and {"failed": reason} if one broke or may be had later.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ import platform
 import signal
 import sys
 
+from gradbus.sandbox.commands.loopback import bring_up
 from gradbus.sandbox.commands.processes import detached_proc
 from gradbus.sandbox.commands.restrictions import DEVICES, DISK_FILES, DISK_MIB, FOLDER, INTERPRETER, SYSTEM_FOLDERS, TEMPORARY
-from gradbus.sandbox.commands.server import serve, served_paths
+from gradbus.sandbox.commands.server import has_listener, serve, served_paths
 from gradbus.sandbox.commands.supervisor import supervise
 from gradbus.sandbox.new_root import enter_new_root, map_ids
 from gradbus.sandbox.privileges import be_first_out_of_memory, die_with_parent, system_library
@@ -73,7 +74,9 @@ def _namespaces(libc: ctypes.CDLL, served: str | None) -> None:
             _refuse(f"the kernel maps no ids ({error.strerror}); {_REMEDY}")
         for handle in (0, 1, mapped, map_done):
             os.close(handle)
-        os.waitpid(first, 0)
+        if served is not None and (listener := json.loads(served)["listener"]) is not None:
+            os.close(listener)  # so that the parent sees the end of process 1
+        sys.exit(max(0, os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])))
 
 
 def _ids() -> list[tuple[int, int]]:
@@ -96,14 +99,16 @@ def _be_first_process(libc: ctypes.CDLL, mapped: int, ids: tuple[int, int], serv
         if not enter_new_root(libc, (*SYSTEM_FOLDERS, *DEVICES, *served_paths(served)), {FOLDER: options, TEMPORARY: options}):
             _refuse(f"the kernel gives no root folder of its own; {_REMEDY}")
             return
+        if has_listener(served):
+            bring_up()
         os.setresgid(ids[1], ids[1], ids[1])
         os.setresuid(ids[0], ids[0], ids[0])
         die_with_parent(libc)  # other credentials end it
         if served is None:
             supervise(libc, proc)
+            code = 0
         else:
-            serve(libc, proc, served)
-        code = 0
+            code = serve(libc, proc, served)
     except BaseException as error:  # noqa: BLE001 - process 1 of a sandbox: whatever it is, the parent reads it
         _say("failed", f"the sandbox broke: {type(error).__name__}: {error}")
     finally:

@@ -8,7 +8,8 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from gradbus.sandbox.commands.request import Command
 from gradbus.sandbox.landlock import EXECUTE, READ, WRITE, restrict_files
@@ -55,13 +56,30 @@ _ALLOWED = frozenset(
     }
 )  # fmt: skip
 """Of the calls that a grader is refused: on processes of its own PID namespace, and on files of its own root folder."""
+_NETWORK = frozenset({"socket", "connect"})
+"""What a command may that has a network."""
+
+
+@dataclass(frozen=True)
+class Access:
+    """What a command has beside the system's programs."""
+
+    paths: tuple[str, ...] = ()
+    """It may read and execute these."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables beside those of every command."""
+    port: int | None = None
+    """It may connect to this port by IPv4, in its own network."""
+
+
+_NO_ACCESS = Access()
 
 
 def execute(
-    libc: ctypes.CDLL, command: Command, standard: tuple[int, int, int], paths: Sequence[str] = (), *, bound_addresses: bool = True
+    libc: ctypes.CDLL, command: Command, standard: tuple[int, int, int], access: Access = _NO_ACCESS, *, bound_addresses: bool = True
 ) -> None:
-    """Makes this process the command; `standard` are its three streams, and `paths` what it may read and execute beside the system's
-    programs. `bound_addresses`: its memory bounds its address space too, of which some interpreters reserve more than they use.
+    """Makes this process the command; `standard` are its three streams. `bound_addresses`: its memory bounds its address space too, of
+    which some interpreters reserve more than they use.
 
     Does not return.
     """
@@ -79,14 +97,15 @@ def execute(
             _set_limit(resource.RLIMIT_AS, (command.memory_mib + _ADDRESS_SPACE_MIB) << 20)
         drop_capabilities(libc)
         libc.personality(_ADDR_NO_RANDOMIZE)  # what shows the address of an object is the same each time
-        if not restrict_files(libc, {**_file_rights(), **dict.fromkeys(paths, READ | EXECUTE)}) and os.path.exists("/proc/self"):
+        files = {**_file_rights(), **dict.fromkeys(access.paths, READ | EXECUTE)}
+        if not restrict_files(libc, files, access.port) and os.path.exists("/proc/self"):
             raise OSError("no Landlock on this kernel, without which /proc shows the memory of other processes; allow user namespaces")
-        if not filter_calls(libc, _ALLOWED):
+        if not filter_calls(libc, _ALLOWED if access.port is None else _ALLOWED | _NETWORK):
             raise OSError("no filter of system calls")
         code = 127
         name, *others = command.arguments
         program = INTERPRETER if name in {"python", "python3"} else name
-        os.execvpe(program, [program, *others], ENVIRONMENT)  # noqa: S606 - the command itself
+        os.execvpe(program, [program, *others], {**ENVIRONMENT, **access.environment})  # noqa: S606 - the command itself
     except OSError as error:
         os.write(2, f"{command.arguments[0][:200]}: {error.strerror or error}\n".encode())
     finally:

@@ -7,8 +7,10 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -60,12 +62,87 @@ async def run_command(command: Command, level: Level) -> Outcome:
         raise SandboxError(f"{error}; try again") from error
 
 
-async def start_server(arguments: Sequence[str], paths: Sequence[str], memory_mib: int, level: Level) -> asyncio.subprocess.Process:
-    """Starts a command that speaks by its standard input and output, in a sandbox in which it may also read and execute `paths`.
+@dataclass(frozen=True, slots=True)
+class ServedCommand:
+    """A command that runs until it is ended."""
+
+    arguments: Sequence[str]
+    paths: Sequence[str] = ()
+    """What it may read and execute beside the system's programs."""
+    memory_mib: int = 512
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables beside those of every command."""
+
+    def document(self, listener: int | None = None) -> str:
+        """As its launcher takes it; `listener` is a Unix socket over which it gives one that listens on its loopback."""
+        return json.dumps(
+            {
+                "arguments": list(self.arguments),
+                "paths": list(self.paths),
+                "memory_mib": self.memory_mib,
+                "environment": dict(self.environment),
+                "listener": listener,
+            }
+        )
+
+
+async def start_server(command: ServedCommand, level: Level) -> asyncio.subprocess.Process:
+    """Starts a command that speaks by its standard input and output, in a sandbox without a network.
 
     `end_process` ends it. If there is no sandbox, it writes {"refused": reason} or {"failed": reason}. Raises SandboxError.
     """
-    return await _launched(level, json.dumps({"arguments": list(arguments), "paths": list(paths), "memory_mib": memory_mib}))
+    return await _launched(level, command.document())
+
+
+async def start_client(command: ServedCommand, level: Level) -> tuple[asyncio.subprocess.Process, socket.socket]:
+    """Starts a command in a sandbox with a network of its own, in which there is the returned socket alone: it listens at
+    `loopback.HOST` and `PORT`, and this process accepts the command's connections.
+
+    `end_process` ends it. Raises SandboxError and NoSandboxError.
+    """
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            process = await _launched(level, command.document(theirs.fileno()), theirs.fileno())
+        try:
+            async with asyncio.timeout(_MORE_SECONDS):
+                listener = await _received(ours)
+            if listener is None:
+                raise await _not_started(process)
+        except TimeoutError as error:
+            await end_process(process)
+            raise SandboxError("a sandbox did not begin in time; the machine is too busy") from error
+        except BaseException:
+            await end_process(process)
+            raise
+    return process, listener
+
+
+async def _received(channel: socket.socket) -> socket.socket | None:
+    """The socket that comes over a Unix socket; None if that ends."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(channel, _set, ready)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(channel)
+    _, handles, _, _ = socket.recv_fds(channel, 1, 1)
+    return socket.socket(fileno=handles[0]) if handles else None
+
+
+def _set(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)
+
+
+async def _not_started(process: asyncio.subprocess.Process) -> UserCodeError:
+    """Why a command was not begun."""
+    try:
+        said = await _answer(process, b"")
+    except (SandboxError, NoSandboxError) as error:
+        return error
+    return NoSandboxError(str(said["refused"])) if "refused" in said else SandboxError(f"{said.get('failed')}; try again")
 
 
 async def found_level(levels: Sequence[Level] = LEVELS) -> tuple[Level | None, str]:
@@ -107,18 +184,19 @@ async def _answer(process: asyncio.subprocess.Process, request: bytes) -> dict[s
     return said
 
 
-async def _launched(level: Level, *served: str) -> asyncio.subprocess.Process:
+async def _launched(level: Level, served: str | None = None, *handles: int) -> asyncio.subprocess.Process:
     try:
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", "-B", "-c", boot("gradbus.sandbox.commands.launch")),
-            *(_LIBRARIES, _LIBRARIES, str(USERS_NICENESS), level, *served),
+            *(_LIBRARIES, _LIBRARIES, str(USERS_NICENESS), level, *([] if served is None else [served])),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             limit=_LINE_BYTES,
             cwd="/",
             env={},
-            process_group=0,
+            preexec_fn=os.setpgrp,  # uvloop does not know `process_group`
+            pass_fds=handles,
         )
     except OSError as error:
         raise SandboxError(f"no sandbox could be started ({error}); raise the machine's limits on processes") from error

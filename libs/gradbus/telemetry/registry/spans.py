@@ -115,7 +115,7 @@ SPANS = (
         "publish_version",
         ("trainer",),
         (*_RUN, "gradbus.policy.version", "gradbus.bytes"),
-        "The version is stored and announced while the next step is computed.",
+        "The version is stored and published while the next step is computed.",
     ),
     SpanEntry(
         "checkpoint", ("trainer",), (*_RUN, "gradbus.step"), "A checkpoint is stored and committed while the next steps are computed."

@@ -15,6 +15,7 @@ from gradbus.tokenizer.grammar.extension import Extender
 from gradbus.tokenizer.grammar.parsers.codec import Parser, Tools
 from gradbus.tokenizer.grammar.parsers.plain import written_call
 from gradbus.tokenizer.grammar.probe import NoFrameError, TemplateProbe
+from gradbus.tokenizer.grammar.stop_texts import stop_hit
 from gradbus.tokenizer.grammar.template_frames import TemplateFrames
 from gradbus.tokenizer.template_tools import TemplateTools, read_tools
 from gradbus.tokenizer.turns import ChatCall, ChatMessage, Extension, ParsedTurn, TurnSettings
@@ -63,11 +64,17 @@ class TurnGrammar:
         """Token ids `[P]` of messages without frames, one after the other, which are text alone."""
         return tuple(self._control.encoding("".join(self._control.as_text(_plain(message)) for message in messages), special=True).ids)
 
-    def parse(self, drawn: Sequence[int], *, stopped: bool, tools_json: str = "") -> ParsedTurn:
+    def parse(self, drawn: Sequence[int], *, stopped: bool, tools_json: str = "", stop: Sequence[str] = ()) -> ParsedTurn:
         """Text and calls of a turn; nothing is a call in one that was cut off, nor in a conversation without tools.
 
-        `tools_json` are the tools of its conversation; empty: those of the run. Raises DatasetError for tools that are none.
+        `tools_json` are the tools of its conversation; empty: those of the run. The turn ends at the first text of `stop`; a call in which
+        that stands is text. Raises DatasetError for tools that are none.
         """
+        if stop and (hit := stop_hit(drawn, stop, self._codec.text)) is not None:
+            whole = self.parse(drawn[: hit.kept], stopped=True, tools_json=tools_json)
+            if hit.text in whole.text and not any(call.status == "malformed" for call in whole.calls):
+                return ParsedTurn(whole.text[: whole.text.index(hit.text)], whole.calls, hit.kept, hit.text)
+            return ParsedTurn(hit.before, (), hit.kept, hit.text)
         said = drawn[:-1] if stopped and drawn and self._is_end(drawn[-1]) else drawn
         read = self._reader(tools_json or self._own_tools) if stopped else None
         return ParsedTurn(self._tokenizer.decode(list(said), skip_special_tokens=True)) if read is None else read(said)

@@ -8,6 +8,7 @@ from typing import Any, Final
 from gradbus_agent.contract import Call, ChatMessage, ChatRequest, Document, PolicyTurn, RefusalError
 from gradbus_agent.dialects.base import Wish, event
 from gradbus_agent.dialects.fields import (
+    GRAMMARS,
     MAX_MESSAGES,
     check_absent,
     checked,
@@ -18,6 +19,7 @@ from gradbus_agent.dialects.fields import (
     overridden,
     positive,
     refused,
+    stop_texts,
     text,
     tools_json,
     unsupported,
@@ -29,7 +31,7 @@ _OVERRIDDEN: Final = (
 )
 _REFUSED: Final = {
     "logit_bias": "leave it out",
-    "stop": "leave it out, and cut the text yourself",
+    "top_logprobs": "leave it out: each drawn token has its own log-probability",
     "functions": "send tools",
     "function_call": "send tools",
     "audio": "leave it out",
@@ -45,7 +47,7 @@ class ChatCompletions:
 
     def read(self, body: Document) -> Wish:
         """See `Dialect.read`."""
-        check_absent(body, _REFUSED)
+        check_absent(body, _REFUSED | GRAMMARS)
         for name in ("n", "best_of"):
             if body.get(name) not in (None, 1):  # no set: they may be unhashable
                 raise unsupported(name, "ask again for another answer")
@@ -61,6 +63,7 @@ class ChatCompletions:
             tools_json=tools_json(_tool(one) for one in tools),
             max_tokens=positive(body, "max_completion_tokens") or positive(body, "max_tokens"),
             overridden=overridden(body, _OVERRIDDEN),
+            stop=stop_texts(body, "stop"),
         )
         options = body.get("stream_options")
         with_usage = isinstance(options, dict) and options.get("include_usage") is True

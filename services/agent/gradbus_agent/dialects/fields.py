@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeGuard
 
 from gradbus.strict_json import has_more_values
 from gradbus_agent.contract import ChatMessage, Document, RefusalError
@@ -14,6 +14,12 @@ MAX_TOOLS: Final = 128
 _MAX_NAME: Final = 256
 _MAX_TOOL_VALUES: Final = 16_384
 """Of the JSON Schemas of all tools."""
+_MAX_STOP: Final = 16
+GRAMMARS: Final = dict.fromkeys(
+    ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "json_schema", "regex", "ebnf"),
+    "ask for the format in a message, and check the text",
+) | dict.fromkeys(("min_tokens", "ignore_eos", "bad_words", "allowed_token_ids", "logits_processors"), "leave it out")
+"""Parameters of open servers by which other tokens are drawn than the policy would draw."""
 _NOTHING: Final[tuple[Any, ...]] = (None, [], {}, False, "")
 
 
@@ -47,6 +53,15 @@ def positive(body: Document, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise refused(f"{name} is no positive integer; send one, or leave it out")
     return min(value, (1 << 31) - 1)
+
+
+def stop_texts(body: Document, name: str) -> tuple[str, ...]:
+    """Texts at which a turn ends: one, or a list. Raises RefusalError."""
+    value: Any = body.get(name)
+    found = [value] if isinstance(value, str) else value or []
+    if not isinstance(found, list) or len(found) > _MAX_STOP or not all(map(_is_name, found)):
+        raise refused(f"{name} is no text and no list of at most {_MAX_STOP} texts of 1 to {_MAX_NAME} characters; send such texts")
+    return tuple(dict.fromkeys(found))
 
 
 def flag(body: Document, name: str) -> bool:
@@ -103,9 +118,13 @@ def text(value: object, what: str, kinds: tuple[str, ...] = ("text",)) -> str:
 
 def named(value: object, what: str) -> str:
     """A name or an id. Raises RefusalError."""
-    if not isinstance(value, str) or not value or len(value) > _MAX_NAME:
+    if not _is_name(value):
         raise refused(f"{what} is no text of at most {_MAX_NAME} characters; send one")
     return value
+
+
+def _is_name(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and 0 < len(value) <= _MAX_NAME
 
 
 def tools_json(tools: Iterable[tuple[object, object, object]]) -> str:

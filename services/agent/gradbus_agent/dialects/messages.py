@@ -19,6 +19,7 @@ from gradbus_agent.dialects.fields import (
     overridden,
     positive,
     refused,
+    stop_texts,
     text,
     tools_json,
     unsupported,
@@ -26,7 +27,6 @@ from gradbus_agent.dialects.fields import (
 
 _OVERRIDDEN: Final = ("temperature", "top_p", "top_k", "thinking")
 _REFUSED: Final = {
-    "stop_sequences": "leave it out, and cut the text yourself",
     "mcp_servers": "call the servers yourself, and give their tools",
     "container": "leave it out",
     "output_format": "ask for the format in a message, and check the text",
@@ -66,6 +66,7 @@ class Messages:
             tools_json=tools_json(_tool(one) for one in tools),
             max_tokens=positive(body, "max_tokens"),
             overridden=overridden(body, _OVERRIDDEN),
+            stop=stop_texts(body, "stop_sequences"),
         )
         return Wish(request, flag(body, "stream"))
 
@@ -74,12 +75,12 @@ class Messages:
         said = turn.message
         content: list[Document] = [{"type": "text", "text": said.content}] if said.content or not said.calls else []
         content += [{"type": "tool_use", "id": call.call_id, "name": call.name, "input": _input(call)} for call in said.calls]
-        return {**_head(turn), "content": content, "stop_reason": _stop(turn), "usage": _usage(turn), "gradbus": turn.notes()}
+        return {**_head(turn), "content": content, **_end(turn), "usage": _usage(turn), "gradbus": turn.notes()}
 
     def events(self, turn: PolicyTurn, wish: Wish) -> Iterator[bytes]:
         """See `Dialect.events`."""
         usage = {**_usage(turn), "output_tokens": 0}
-        start = {**_head(turn), "content": [], "stop_reason": None, "usage": usage, "gradbus": turn.notes()}
+        start = {**_head(turn), "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage, "gradbus": turn.notes()}
         yield _event("message_start", message=start)
         for at, block in enumerate(self.whole(turn, wish)["content"]):
             if block["type"] == "text":
@@ -90,7 +91,7 @@ class Messages:
             yield _event("content_block_start", index=at, content_block=begun)
             yield _event("content_block_delta", index=at, delta=delta)
             yield _event("content_block_stop", index=at)
-        yield _event("message_delta", delta={"stop_reason": _stop(turn), "stop_sequence": None}, usage=_usage(turn))
+        yield _event("message_delta", delta=_end(turn), usage=_usage(turn))
         yield _event("message_stop")
 
     def error(self, error: RefusalError) -> Document:
@@ -168,11 +169,17 @@ def _input(call: Call) -> Document:
 
 
 def _head(turn: PolicyTurn) -> Document:
-    return {"id": f"msg_{turn.name}", "type": "message", "role": "assistant", "model": turn.model, "stop_sequence": None}
+    return {"id": f"msg_{turn.name}", "type": "message", "role": "assistant", "model": turn.model}
 
 
-def _stop(turn: PolicyTurn) -> str:
-    return "max_tokens" if turn.finish == "length" else "tool_use" if turn.message.calls else "end_turn"
+def _end(turn: PolicyTurn) -> Document:
+    if turn.finish == "length":
+        reason = "max_tokens"
+    elif turn.message.calls:
+        reason = "tool_use"
+    else:
+        reason = "stop_sequence" if turn.stop_text else "end_turn"
+    return {"stop_reason": reason, "stop_sequence": turn.stop_text or None}
 
 
 def _usage(turn: PolicyTurn) -> Document:

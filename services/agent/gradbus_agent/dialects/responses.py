@@ -10,6 +10,7 @@ from gradbus_agent.contract import Call, ChatMessage, ChatRequest, Document, Pol
 from gradbus_agent.dialects.base import Wish, event
 from gradbus_agent.dialects.chat_completions import ChatCompletions
 from gradbus_agent.dialects.fields import (
+    GRAMMARS,
     MAX_MESSAGES,
     check_absent,
     checked,
@@ -33,6 +34,8 @@ _REFUSED: Final = {
     "prompt": _WHOLE,
     "background": "leave it out, and wait for the answer",
     "max_tool_calls": "leave it out",
+    "top_logprobs": "leave it out: each drawn token has its own log-probability",
+    "stop": "ask by chat completions or messages, which have stop texts",
 }
 _ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _TEXTS: Final = ("input_text", "output_text", "text")
@@ -44,7 +47,7 @@ class Responses:
 
     def read(self, body: Document) -> Wish:
         """See `Dialect.read`."""
-        check_absent(body, _REFUSED)
+        check_absent(body, _REFUSED | GRAMMARS)
         match body.get("text"):
             case None | {"format": None | {"type": "text"}}:
                 pass

@@ -72,6 +72,35 @@ class Asks:
     answered: OrderedDict[Ask, None] = field(default_factory=OrderedDict)
     refused: Counter[bytes] = field(default_factory=Counter)
     """How many requests with a body were refused for now, and have not come again."""
+    given: list[tuple[bytes, PolicyTurn]] = field(default_factory=list)
+    """Every answer, with the key of its question."""
+    repeats: dict[bytes, deque[PolicyTurn]] = field(default_factory=dict)
+    """Those that an agent which began again has not got again, by question."""
+
+    @property
+    def waiting_untrained(self) -> int:
+        """Untrained requests that are not answered."""
+        return sum(ask.question.request.is_untrained for ask in (*self.queue, *([self.drawing] if self.drawing else ())))
+
+    def earlier(self, question: Question, mark: Mark) -> Ask | None:
+        """The earlier request that this one repeats; None: it is one of its own. Raises RefusalError as `known` does."""
+        if mark.key or mark.is_retry:
+            return self.known(mark) or self._again(question, mark)
+        return self._again(question, mark) or self.known(mark)
+
+    def forget_answers(self) -> None:
+        """Nobody asks for them any more."""
+        self.answered.clear()
+        self.repeats.clear()
+        self.given.clear()
+
+    def rewind(self) -> int:
+        """The agent begins again: the k-th request with a question gets the k-th answer that it had. How many answers there are."""
+        self.answered.clear()
+        self.repeats = {}
+        for key, turn in self.given:
+            self.repeats.setdefault(key, deque()).append(turn)
+        return len(self.given)
 
     def known(self, mark: Mark) -> Ask | None:
         """The earlier request that this one repeats; None: it is one of its own.
@@ -139,11 +168,8 @@ class Asks:
         self.budget.give_back(ask.mark.size)
         if ask.answer.done():
             return
-        ask.answer.set_result(turn)
-        ask.question = _NOTHING
-        self.answered[ask] = None
-        if len(self.answered) > _MAX_ANSWERED:
-            self.answered.popitem(last=False)
+        self.given.append((ask.question.key, turn))
+        self._keep(ask, turn)
 
     def refuse_drawing(self, error: RefusalError) -> None:
         """Refuses the request that the policy could not draw for."""
@@ -155,6 +181,21 @@ class Asks:
         """Refuses all that wait for their turn."""
         while self.queue:
             self._refuse(self.queue.popleft(), error)
+
+    def _again(self, question: Question, mark: Mark) -> Ask | None:
+        """A request whose answer an agent had before it began again."""
+        if not self.repeats or not (turns := self.repeats.get(question.key)):
+            return None
+        ask = Ask(question, mark, asyncio.get_running_loop().create_future(), waiting=0)
+        self._keep(ask, turns.popleft())
+        return ask
+
+    def _keep(self, ask: Ask, turn: PolicyTurn) -> None:
+        ask.answer.set_result(turn)
+        ask.question = _NOTHING
+        self.answered[ask] = None
+        if len(self.answered) > _MAX_ANSWERED:
+            self.answered.popitem(last=False)
 
     def _of_key(self, mark: Mark) -> Ask | None:
         same = next((ask for ask in self._newest_first() if ask.mark.key == mark.key), None)

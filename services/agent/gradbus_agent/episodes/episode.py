@@ -7,9 +7,10 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 from gradbus.v1.environment_service_pb2 import StepRequest
-from gradbus_agent.contract import Document, PolicyTurn, RefusalError, Reply, Verdict
+from gradbus_agent.contract import Document, RefusalError, Reply, Verdict
 from gradbus_agent.episodes.asks import Ask, Asks, Mark
 from gradbus_agent.episodes.lease import Lease
 from gradbus_agent.episodes.memory import ByteBudget
@@ -17,6 +18,9 @@ from gradbus_agent.episodes.traces import EpisodeTrace
 from gradbus_agent.episodes.turns import Opening, policy_turn
 from gradbus_agent.matching import Histories, Question
 from gradbus_agent.telemetry import count_turn
+
+UNTRAINED_PER_TURN: Final = 4
+"""Untrained turns that an episode may have, for each turn of the run's limit."""
 
 
 @dataclass(slots=True)
@@ -33,6 +37,8 @@ class Progress:
 
     turns: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
+    untrained: int = 0
+    """Turns that are no part of the sample."""
     refused: int = 0
     """Requests that had no room in the model's context."""
     limit: str = ""
@@ -106,7 +112,7 @@ class AgentEpisode:
 
     def submit(self, question: Question, mark: Mark) -> Ask:
         """The request in the queue, or the earlier one that it repeats. Raises RefusalError."""
-        known = self._asks.known(mark)
+        known = self._asks.earlier(question, mark)
         if known is not None and (known.answer.done() or not self._progress.over):
             self._asks.join(known)
             self._progress.outcomes["replay"] += 1
@@ -115,10 +121,18 @@ class AgentEpisode:
         self._check()
         if self._progress.limit:
             raise self._limit_error()
+        if question.request.is_untrained:
+            self._check_untrained()
         self._lease.renew()
         ask = self._asks.add(question, mark)
         self._changed.set()
         return ask
+
+    def restart(self) -> Document:
+        """The agent begins again: its requests get the answers that they had. Raises RefusalError if the episode is over."""
+        self._check()
+        self._lease.renew()
+        return {"answers": self._asks.rewind()}
 
     def note_refused(self, mark: Mark) -> None:
         """A request was refused for now, before it could be submitted."""
@@ -147,6 +161,7 @@ class AgentEpisode:
             "extended": progress.outcomes["extend"],
             "forked": progress.outcomes["fork"],
             "replayed": progress.outcomes["replay"],
+            "untrained": progress.untrained,
             "refused": progress.refused,
             "limit": progress.limit or None,
             "over": progress.over or None,
@@ -164,7 +179,7 @@ class AgentEpisode:
         self._asks.refuse_queue(error)
         if self._progress.verdict is None:
             self._asks.refuse_drawing(error)
-        self._asks.answered.clear()
+        self._asks.forget_answers()
         self._histories = Histories()
         self._trace.over(self._progress.turns, reason)
         self._changed.set()
@@ -188,6 +203,11 @@ class AgentEpisode:
         except TimeoutError:
             return False
         return True
+
+    async def until_over(self) -> None:
+        """Waits until it is over."""
+        while not self.over:
+            await self._wait()
 
     async def first(self, seconds: float) -> Reply:
         """What the agent asks first."""
@@ -214,7 +234,8 @@ class AgentEpisode:
         following = self._progress.turns
         if request.turn == following - 1:
             return f"turn {request.turn} was another one before; a repeated request must equal the first"
-        is_next = (request.turn, request.refused) == (following, self._progress.refused)
+        told = request.turn, request.refused, request.untrained
+        is_next = told == (following, self._progress.refused, self._progress.untrained)
         if not is_next or self._opened is None or self._progress.limit:
             return f"turn {request.turn} is not the next one of this session, which is {following}; send the turns in order"
         return ""
@@ -237,19 +258,24 @@ class AgentEpisode:
             self._asks.refuse_drawing(self._no_room(request))
             self._lease.renew()
         elif asked is not None:
-            is_extending = self._histories.find(asked.question).turn is not None
-            turn = policy_turn(self.opening, request, asked.question.request, is_extending)
-            self._progress.turns += 1
-            self._progress.outcomes[turn.outcome] += 1
-            count_turn(turn.outcome)
-            self._histories.add(turn.number, asked.question, turn.message)
-            self._trace.answered(asked.began, turn)
-            self._answer(turn)
+            self._answer(asked, request)
         if request.is_last:
             self._asks.refuse_queue(self._limit_error())
             self._lease.renew_last()
 
-    def _answer(self, turn: PolicyTurn) -> None:
+    def _answer(self, asked: Ask, request: StepRequest) -> None:
+        progress = self._progress
+        if request.is_untrained:
+            turn = policy_turn(self.opening, request, asked.question.request, "untrained")
+            progress.untrained += 1
+        else:
+            is_extending = self._histories.find(asked.question).turn is not None
+            turn = policy_turn(self.opening, request, asked.question.request, "extend" if is_extending else "fork")
+            progress.turns += 1
+            self._histories.add(turn.number, asked.question, turn.message)
+        progress.outcomes[turn.outcome] += 1
+        count_turn(turn.outcome)
+        self._trace.answered(asked.began, turn)
         self._asks.settle(turn)
         self._lease.renew()
 
@@ -278,10 +304,10 @@ class AgentEpisode:
 
     def _asked(self, question: Question) -> Reply:
         match, request = self._histories.find(question), question.request
-        if match.turn is None:
-            return Reply(conversation=request, max_new_tokens=request.max_tokens)
+        if match.turn is None or request.is_untrained:
+            return Reply(conversation=request, max_new_tokens=request.max_tokens, stop=request.stop)
         after = match.turn if match.turn != self._progress.turns - 1 else None
-        return Reply(messages=match.following, after_turn=after, max_new_tokens=request.max_tokens)
+        return Reply(messages=match.following, after_turn=after, max_new_tokens=request.max_tokens, stop=request.stop)
 
     async def _wait(self) -> None:
         self._changed.clear()
@@ -290,6 +316,12 @@ class AgentEpisode:
     def _check(self) -> None:
         if self._progress.over:
             raise self._over_error()
+
+    def _check_untrained(self) -> None:
+        most = UNTRAINED_PER_TURN * self.opening.section.max_turns
+        if self._progress.untrained + self._asks.waiting_untrained >= most:
+            message = f"the episode had {most} untrained turns, {UNTRAINED_PER_TURN} for each one that it may have; ask fewer"
+            raise RefusalError(400, "untrained_limit", message)
 
     def _over_error(self) -> RefusalError:
         message = f"the episode {self.opening.episode_id} is over: {self._progress.over}; claim another one"

@@ -11,7 +11,7 @@ from gradbus.formats.tokens import unpack_ids, unpack_logprobs
 from gradbus.spec.sections import EnvironmentSpec
 from gradbus.v1 import environment_service_pb2 as pb
 from gradbus.v1.episode_pb2 import CALL_STATUS_MALFORMED, CALL_STATUS_OK, Message, ToolCall
-from gradbus_agent.contract import Call, ChatMessage, ChatRequest, Document, PolicyTurn, Reply, Tokens
+from gradbus_agent.contract import Call, ChatMessage, ChatRequest, Document, Outcome, PolicyTurn, Reply, Tokens
 
 _STATUS: Final = {
     "ok": pb.ENVIRONMENT_STATUS_OK,
@@ -67,7 +67,7 @@ class Opening:
         }
 
 
-def policy_turn(opening: Opening, request: pb.StepRequest, asked: ChatRequest, is_extending: bool) -> PolicyTurn:
+def policy_turn(opening: Opening, request: pb.StepRequest, asked: ChatRequest, outcome: Outcome) -> PolicyTurn:
     """The turn as its agent gets it. A malformed call is text: no agent could execute it."""
     drawn = request.assistant
     malformed = [call.arguments_json for call in drawn.calls if call.status == CALL_STATUS_MALFORMED]
@@ -75,14 +75,15 @@ def policy_turn(opening: Opening, request: pb.StepRequest, asked: ChatRequest, i
     return PolicyTurn(
         episode=opening.episode_id,
         attempt=opening.attempt,
-        number=request.turn,
+        number=request.untrained if request.is_untrained else request.turn,
         message=ChatMessage("assistant", "".join([drawn.text, *malformed]), calls),
         finish="length" if drawn.finish == "length" else "stop",
-        outcome="extend" if is_extending else "fork",
+        outcome=outcome,
         tokens=_tokens(drawn.drawn),
         model=opening.run_id,
         created=int(time.time()),
         overridden=asked.overridden,
+        stop_text=drawn.stop_text,
     )
 
 
@@ -94,6 +95,7 @@ def open_response(session: str, reply: Reply) -> pb.OpenResponse:
         is_away=reply.is_away,
         is_queued=reply.is_queued,
         max_new_tokens=reply.max_new_tokens,
+        stop=reply.stop,
     )
     if reply.status == "ok":
         response.session = session
@@ -111,6 +113,7 @@ def step_response(reply: Reply) -> pb.StepResponse:
         messages=map(_message, reply.messages),
         after_turn=reply.after_turn,
         max_new_tokens=reply.max_new_tokens,
+        stop=reply.stop,
     )
     if reply.conversation is not None:
         response.conversation.CopyFrom(_conversation(reply.conversation))
@@ -123,7 +126,7 @@ def step_response(reply: Reply) -> pb.StepResponse:
 
 
 def _conversation(request: ChatRequest) -> pb.Conversation:
-    return pb.Conversation(messages=map(_message, request.messages), tools_json=request.tools_json)
+    return pb.Conversation(messages=map(_message, request.messages), tools_json=request.tools_json, untrained=request.is_untrained)
 
 
 def _message(message: ChatMessage) -> Message:

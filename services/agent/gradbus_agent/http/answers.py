@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from gradbus_agent.contract import PolicyTurn, RefusalError
+from gradbus_agent.contract import Document, PolicyTurn, RefusalError
 from gradbus_agent.dialects.base import Dialect, Wish
 from gradbus_agent.episodes.asks import Ask, Mark
 from gradbus_agent.episodes.episode import AgentEpisode
@@ -22,6 +22,9 @@ from gradbus_agent.http.keys import episode_of
 from gradbus_agent.matching import Question
 from gradbus_agent.telemetry import count_refusal
 
+UNTRAINED: Final = ":untrained"
+"""The end of the name of a model whose turns are not trained; no run's id has a colon."""
+_TRAIN: Final = "x-gradbus-train"
 _KEEP_ALIVE_SECONDS: Final = 10.0
 _THREADS: Final = ThreadPoolExecutor(4, thread_name_prefix="bodies")
 """Long conversations are read here, for the loop serves every run. An episode has one of them at a time."""
@@ -58,8 +61,11 @@ class Answering:
 
     def _read(self, request: Request, body: bytes) -> tuple[Wish, Question, Mark]:
         """Raises RefusalError."""
-        wish = self.dialect.read(read_object(body, MAX_VALUES))
-        return wish, Question.of(wish.request), _mark(request, body)
+        document = read_object(body, MAX_VALUES)
+        wish = self.dialect.read(document)
+        if _is_untrained(request, document):
+            wish = replace(wish, request=replace(wish.request, is_untrained=True))
+        return wish, Question.of(wish.request), _mark(request, body, wish.request.is_untrained)
 
 
 @dataclass(slots=True)
@@ -128,8 +134,16 @@ def _crowded() -> RefusalError:
     return RefusalError(503, "too_many_connections", "the agent service has too many connections; try again in a moment", retry_after=1)
 
 
-def _mark(request: Request, body: bytes) -> Mark:
+def _is_untrained(request: Request, body: Document) -> bool:
+    """By a header, or by the model's name, for agents that may set no header. Raises RefusalError for another value of the header."""
+    said, model = request.headers.get(_TRAIN, "true").lower(), body.get("model")
+    if said not in ("true", "false"):
+        raise RefusalError(400, "invalid_request", f"the header {_TRAIN} is neither true nor false; send one of them")
+    return said == "false" or (isinstance(model, str) and model.endswith(UNTRAINED))
+
+
+def _mark(request: Request, body: bytes, is_untrained: bool) -> Mark:
     """SDKs count the retries of a request in a header; 0 is none."""
     is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
-    digest = hashlib.sha256(request.url.path.encode() + b"\n" + body).digest()
+    digest = hashlib.sha256(b"%s\n%d\n%s" % (request.url.path.encode(), is_untrained, body)).digest()
     return Mark(digest, is_retry, request.headers.get("idempotency-key", ""), len(body))

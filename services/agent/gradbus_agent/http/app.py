@@ -20,7 +20,7 @@ from gradbus_agent.dialects.messages import CountTokens, Messages
 from gradbus_agent.dialects.responses import Responses
 from gradbus_agent.episodes.episode import AgentEpisode
 from gradbus_agent.episodes.registry import Registry
-from gradbus_agent.http.answers import Answering, error_response
+from gradbus_agent.http.answers import UNTRAINED, Answering, error_response
 from gradbus_agent.http.bodies import read_body, read_object, watched
 from gradbus_agent.http.fields import claim_of, verdict_of
 from gradbus_agent.http.keys import check_may_claim, episode_of
@@ -82,15 +82,20 @@ def _routes(endpoint: Endpoint) -> list[BaseRoute]:
         episode.beat()
         return JSONResponse({"lease_seconds": episode.opening.section.step_seconds})
 
+    async def restart(request: Request) -> Response:
+        return JSONResponse(_named(request, endpoint).restart())
+
     async def show(request: Request) -> Response:
         return JSONResponse(_named(request, endpoint).counters())
 
     async def models(request: Request) -> Response:
         episode = episode_of(request, endpoint.registry)
-        return JSONResponse({"object": "list", "data": [_model(episode.opening.run_id)]})
+        run_id = episode.opening.run_id
+        return JSONResponse({"object": "list", "data": [_model(run_id), _model(run_id + UNTRAINED)]})
 
     async def model(request: Request) -> Response:
-        return JSONResponse(_model(episode_of(request, endpoint.registry).opening.run_id))
+        run_id = episode_of(request, endpoint.registry).opening.run_id
+        return JSONResponse(_model(run_id + UNTRAINED * request.path_params["model"].endswith(UNTRAINED)))
 
     episode_path = "/v1/agent/episodes/{episode}"
     return [
@@ -100,6 +105,7 @@ def _routes(endpoint: Endpoint) -> list[BaseRoute]:
         Route("/v1/agent/claim", claim, methods=["POST"]),
         Route(f"{episode_path}/end", end, methods=["POST"]),
         Route(f"{episode_path}/beat", beat, methods=["POST"]),
+        Route(f"{episode_path}/restart", restart, methods=["POST"]),
         Route(episode_path, show),
     ]
 

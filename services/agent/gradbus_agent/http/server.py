@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from gradbus.process.listener import listen, raise_open_files
+from gradbus.process.tls_listener import TlsListener
 from gradbus.telemetry import get_logger
+from gradbus.tls import Certificate
 
 _log = get_logger(__name__)
 _DRAIN_SECONDS: Final = 5
@@ -24,9 +27,9 @@ _OTHER_FILES: Final = 256
 
 
 class HttpServer:
-    """Serves an application on an address."""
+    """Serves an application on an address, over HTTPS alone if it has a certificate."""
 
-    def __init__(self, address: str, app: ASGIApp) -> None:
+    def __init__(self, address: str, https: Certificate | None, app: ASGIApp) -> None:
         """Raises SettingsError when the address is taken."""
         self._listener = listen(address, "GRADBUS_HTTP_LISTEN")
         self._server = _Server(
@@ -41,6 +44,8 @@ class HttpServer:
                 limit_concurrency=_most_connections(),
                 timeout_keep_alive=_IDLE_SECONDS,
                 timeout_graceful_shutdown=_DRAIN_SECONDS,
+                ssl_certfile=https.chain if https else None,
+                ssl_keyfile=https.key if https else None,
             )
         )
 
@@ -56,8 +61,31 @@ class HttpServer:
             self._server.should_exit = True
             await serving
 
+    @asynccontextmanager
+    async def also_on(self, listener: socket.socket) -> AsyncIterator[None]:
+        """Serves on one more socket, without TLS, inside the block, which lies in that of `serving`."""
+        server = await asyncio.get_running_loop().create_server(self._server.connection, sock=listener)
+        try:
+            yield
+        finally:
+            server.close()
+
 
 class _Server(uvicorn.Server):
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listens on `sockets`; with a certificate, so that a connection counts before its handshake."""
+        if self.config.ssl is None:
+            await super().startup(sockets)
+            return
+        await self.lifespan.startup()
+        listeners = [TlsListener(sock, self.connection, self.config.ssl, _HEAD_SECONDS) for sock in sockets or ()]
+        self.servers = [cast("asyncio.Server", listener) for listener in listeners]
+        self.started = True
+
+    def connection(self) -> _BoundedConnection:
+        """A new connection."""
+        return _BoundedConnection(config=self.config, server_state=self.server_state, app_state={})
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leaves signals to `gradbus.process`."""
@@ -74,10 +102,32 @@ class _BoundedConnection(HttpToolsProtocol):
         super().__init__(*given, **named)
         self._head_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
+        self._abandon: Callable[[], None] | None = None
+        """During a TLS handshake: ends it."""
+
+    def accepted(self, host: str, abandon: Callable[[], None]) -> None:  # noqa: ARG002 - see CountedConnection
+        """A client has connected, and has to shake hands. While there is no place it is sent away."""
+        self._abandon = abandon
+        self.connections.add(self)
+        if self.limit_concurrency is not None and len(self.connections) > self.limit_concurrency:
+            abandon()
+
+    def handshake_over(self) -> None:
+        """The TLS handshake has ended."""
+        if self._abandon is not None:
+            self.connections.discard(self)
+
+    def shutdown(self) -> None:
+        """The server stops."""
+        if self._abandon is None:
+            super().shutdown()
+        else:
+            self._abandon()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See `asyncio.Protocol`."""
         super().connection_made(transport)
+        self._abandon = None
         self._owe(_HEAD_SECONDS)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -3,50 +3,51 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
-import random
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
 
 from gradbus.control.condemned import CondemnedBlobs
 from gradbus.control.runs import RunRecord
-from gradbus.formats.jsonl import iterate, prompts_object
+from gradbus.datasets.row_file import RowFile
+from gradbus.datasets.work import PromptsWork, done
 from gradbus.objects import ObjectStore
-from gradbus.spec import RowColumns
+from gradbus.objects.cache_dir import written_below_cache
+from gradbus.objects.folder import partial_folder
+from gradbus.spec import DataSpec, RowColumns
+from gradbus_conductor.groups.order import DataOrder, MixtureOrder, Order
 
-_CACHED_EPOCHS = 2  # steps at the end of an epoch use two, and a large dataset takes long to shuffle
+_PROMPTS_SECONDS = 1800.0
 
 
-class DataOrder:
-    """Maps a group index to a dataset row: a pure function of (dataset digest, seed, epoch).
+class Items(Protocol):
+    """Rows as JSON text, which only the conductor and the scorer see."""
 
-    Every epoch is its own permutation, so no row repeats inside one.
-    """
+    def __len__(self) -> int: ...
 
-    def __init__(self, dataset_digest: str, rows: int, seed: int) -> None:
-        self._digest = dataset_digest
+    def __getitem__(self, row: int) -> str: ...
+
+
+class StoredItems:
+    """The first rows of a stored dataset, each read when it is asked for."""
+
+    def __init__(self, rows: RowFile, most: int | None = None) -> None:
         self._rows = rows
-        self._seed = seed
-        self._permutation = lru_cache(_CACHED_EPOCHS)(self._shuffled)
+        self._count = len(rows) if most is None else min(most, len(rows))
 
-    def row(self, index: int) -> int:
-        """The row that group `index` samples."""
-        epoch, position = divmod(index, self._rows)
-        return self._permutation(epoch)[position]
+    def __len__(self) -> int:
+        return self._count
 
-    def _shuffled(self, epoch: int) -> list[int]:
-        key = hashlib.sha256(f"{self._digest}:{self._seed}:{epoch}".encode()).digest()
-        permutation = list(range(self._rows))
-        random.Random(key).shuffle(permutation)
-        return permutation
+    def __getitem__(self, row: int) -> str:
+        return self._rows[row].decode()
 
 
 @dataclass(frozen=True, slots=True)
 class Dataset:
-    """Rows as JSON text, which only the conductor and the scorer see, and the digest of the prompts that workers see."""
+    """Rows, and the digest of the prompts that workers see."""
 
-    items: tuple[str, ...]
+    items: Items
     prompts: str
     """Digest of the prompts object."""
 
@@ -57,29 +58,36 @@ class RunData:
 
     train: Dataset
     evaluation: Dataset | None
-    order: DataOrder
+    order: Order
 
 
-async def load_run_data(objects: ObjectStore, condemned: CondemnedBlobs, record: RunRecord) -> RunData:
-    """Reads the datasets and stores their prompts. May be repeated: all names are digests.
+@dataclass(frozen=True, slots=True)
+class DataReader:
+    """Reads the datasets of runs and stores their prompts. May be repeated: all names are digests."""
 
-    Raises DatasetError, ObjectMissingError.
-    """
-    spec = record.spec
-    columns = spec.columns
-    train = await _dataset(objects, spec.data.train, columns)
-    evaluation = await _dataset(objects, spec.data.eval, columns, spec.evaluation.samples) if spec.data.eval else None
-    if await condemned.keep([train.prompts, *([evaluation.prompts] if evaluation else [])]):
-        return await load_run_data(objects, condemned, record)  # prompts of an earlier run that were deleted meanwhile are stored again
-    return RunData(train, evaluation, DataOrder(spec.data.train, len(train.items), spec.seed))
+    objects: ObjectStore
+    condemned: CondemnedBlobs
+    cache_dir: Path
+
+    async def load(self, record: RunRecord) -> RunData:
+        """The data of a run. Raises DatasetError, ObjectMissingError, DiskError."""
+        spec = record.spec
+        digests = spec.data.digests
+        train = await self._dataset(digests["train"], spec.columns)
+        evaluation = await self._dataset(digests["eval"], spec.columns, spec.evaluation.samples) if "eval" in digests else None
+        if await self.condemned.keep([train.prompts, *([evaluation.prompts] if evaluation else [])]):
+            return await self.load(record)  # prompts of an earlier run that were deleted meanwhile are stored again
+        return RunData(train, evaluation, _order(spec.data, digests["train"], len(train.items), spec.seed))
+
+    async def _dataset(self, digest: str, columns: RowColumns, most: int | None = None) -> Dataset:
+        with written_below_cache("a dataset"):
+            async with partial_folder(self.cache_dir / "datasets") as folder:
+                path, out = await self.objects.blob_file(digest, folder / "rows"), folder / "prompts"
+                rows = await asyncio.to_thread(RowFile, path)
+                await done(PromptsWork(rows=path, columns=columns, out=out), _PROMPTS_SECONDS)
+                return Dataset(StoredItems(rows, most), await self.objects.put_file(out))
 
 
-async def _dataset(objects: ObjectStore, digest: str, columns: RowColumns, most: int | None = None) -> Dataset:
-    content = await objects.get_blob(digest)
-    # In a thread: a large dataset takes longer than a lease lasts without renewal.
-    items, prompts = await asyncio.to_thread(_rows, content, columns)
-    return Dataset(items[:most], await objects.put_blob(prompts))
-
-
-def _rows(content: bytes, columns: RowColumns) -> tuple[tuple[str, ...], bytes]:
-    return tuple(json.dumps(row, ensure_ascii=False) for row in iterate(content)), prompts_object(content, columns)
+def _order(data: DataSpec, digest: str, rows: int, seed: int) -> Order:
+    parts: Sequence[tuple[int, float]] = [(part.rows or 0, part.weight) for part in data.mixture]
+    return MixtureOrder(digest, parts, seed) if parts else DataOrder(digest, rows, seed)

@@ -1,9 +1,12 @@
-"""Whose log-probabilities a run asks of the reference service: those of its base model, its teacher, or one of its versions."""
+"""Whose log-probabilities a run asks of the reference service: those of its base model, its teacher, or one of its versions.
+
+Which version, if it is one of them, the version of a group decides alone: its entry is the same whenever it is judged.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 from gradbus.algorithms import algorithm_of, needs_reference_logprobs, sequences
@@ -11,10 +14,11 @@ from gradbus.spec import RunSpec
 from gradbus.v1.group_pb2 import Group, TeacherRows
 from gradbus.v1.reference_service_pb2 import LogProbsRequest, ReferenceSequence, SequenceLogProbs
 from gradbus.v1.sample_pb2 import Fork, Sample
+from gradbus_conductor.groups.pending_group import PendingGroup
 from gradbus_conductor.groups.task_kinds import TaskSet
 
-LogProbsField = Literal["reference_logprobs", "teacher_logprobs"]
-"""Of an entry: log-probabilities of one of the run's frozen models."""
+EntryField = Literal["reference_logprobs", "teacher_logprobs", "behaviour_rows"]
+"""Of an entry: what one of the run's frozen models or versions says of its samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +27,7 @@ class FrozenModel:
 
     of_teacher: bool = False
     top_k: int = 0
-    """Most likely tokens of each position, of a teacher; 0: none."""
+    """Most likely tokens of each position; 0: none."""
     version_files: Sequence[str] = ()
     """Digests of a version's files."""
 
@@ -58,6 +62,26 @@ class FrozenModel:
 BASE: Final = FrozenModel()
 
 
+@dataclass(frozen=True, slots=True)
+class EntryModel:
+    """Who fills a field of an entry, with rows if it is asked for any."""
+
+    model: FrozenModel = BASE
+    version_of: Callable[[int], int] | None = None
+    """From the version of a group to that of the run which answers, 0 for `model` itself; None: it answers for all groups."""
+
+    def by_version(self, groups: Sequence[PendingGroup]) -> dict[int, list[PendingGroup]]:
+        """The groups by the version that answers."""
+        found: dict[int, list[PendingGroup]] = {}
+        for pending in groups:
+            found.setdefault(self.version_of(pending.group.version) if self.version_of else 0, []).append(pending)
+        return found
+
+    def of_version(self, files: Sequence[str]) -> FrozenModel:
+        """The version of these files, asked for the same."""
+        return replace(self.model, version_files=files)
+
+
 def needs_scores(spec: RunSpec, tasks: TaskSet) -> bool:
     """Whether a scorer judges the samples: of held-out rows with given responses the version itself, if it is a reward model.
 
@@ -70,12 +94,18 @@ def needs_scores(spec: RunSpec, tasks: TaskSet) -> bool:
     return algorithm_of(spec).is_scored if tasks.is_logged else not spec.trains_given
 
 
-def models_of(spec: RunSpec, tasks: TaskSet) -> dict[LogProbsField, FrozenModel]:
+def models_of(spec: RunSpec, tasks: TaskSet) -> dict[EntryField, EntryModel]:
     """The fields that the reference service adds to an entry that is trained, or whose loss is evaluated, and whose they are."""
     if not tasks.is_logged:
-        return {"reference_logprobs": BASE} if tasks.version_files and algorithm_of(spec).needs_reference else {}
-    base: dict[LogProbsField, FrozenModel] = {"reference_logprobs": BASE} if needs_reference_logprobs(spec) else {}
-    return base if spec.teacher is None else base | {"teacher_logprobs": FrozenModel(of_teacher=True, top_k=spec.teacher.top_k or 0)}
+        return {"reference_logprobs": EntryModel()} if tasks.version_files and algorithm_of(spec).needs_reference else {}
+    found: dict[EntryField, EntryModel] = {}
+    if needs_reference_logprobs(spec):
+        found["reference_logprobs"] = EntryModel(version_of=spec.reference_version)
+    if spec.teacher is not None:
+        found["teacher_logprobs"] = EntryModel(FrozenModel(of_teacher=True, top_k=spec.teacher.top_k or 0))
+    if (count := spec.algorithm.centering) is not None:
+        found["behaviour_rows"] = EntryModel(FrozenModel(top_k=count), version_of=lambda version: version)
+    return found
 
 
 def sequences_of(group: Group) -> Iterator[ReferenceSequence]:

@@ -21,11 +21,12 @@ from gradbus.telemetry.busy import BusyTimer
 from gradbus.v1.group_pb2 import VERDICT_FILTERED, VERDICT_TRAIN, LogEntry
 from gradbus.v1.reference_service_pb2 import ReferenceSequence, SequenceLogProbs
 from gradbus.v1.reward_pb2 import REWARD_STATUS_INVALID, REWARD_STATUS_OK, SampleReward, ScoreRequest
+from gradbus.v1.weight_store_service_pb2 import GetVersionRequest
 from gradbus_conductor.clients import Clients
 from gradbus_conductor.groups.call_sizes import divided_by_group
 from gradbus_conductor.groups.episodes import environment_answer, with_environment
 from gradbus_conductor.groups.first_answers import FirstAnswers
-from gradbus_conductor.groups.frozen_models import FrozenModel, LogProbsField, models_of, needs_scores, sequences_of
+from gradbus_conductor.groups.frozen_models import EntryField, EntryModel, FrozenModel, models_of, needs_scores, sequences_of
 from gradbus_conductor.groups.pending_group import PendingGroup
 from gradbus_conductor.groups.scorer import REFERENCE_SECONDS, RunScorer
 from gradbus_conductor.groups.task_kinds import TRAINING, TaskSet
@@ -36,6 +37,7 @@ _FINAL_ANSWERS = {REWARD_STATUS_OK, REWARD_STATUS_INVALID}
 _MAX_PERMANENT_FAILURES = 6
 """Of one sample; with the back-off of `scoring` they take 14 s and the time of the calls."""
 _REMEMBERED_CALLS = 32
+_STORE_SECONDS = 10.0
 TakeAnswers = Callable[[PendingGroup, Sequence[SequenceLogProbs]], None]
 """Takes what a frozen model says of each sample of a group."""
 
@@ -205,17 +207,33 @@ class GroupJudge:
 
         await self._ask(lacking, self._version, take)
 
-    async def _add_field(self, batch: Sequence[PendingGroup], name: LogProbsField, model: FrozenModel) -> None:
+    async def _add_field(self, batch: Sequence[PendingGroup], name: EntryField, asked: EntryModel) -> None:
         """What a frozen model of the run says of the samples of entries that are trained."""
         lacking = [pending for pending in batch if (entry := pending.entry) and entry.verdict == VERDICT_TRAIN and not getattr(entry, name)]
 
         def take(pending: PendingGroup, answers: Sequence[SequenceLogProbs]) -> None:
-            if pending.entry is not None:
-                getattr(pending.entry, name).extend(answer.logprobs for answer in answers)
-                if model.top_k:
-                    pending.entry.teacher_rows.extend(answer.rows for answer in answers)
+            if (entry := pending.entry) is None:
+                return
+            if name != "behaviour_rows":
+                getattr(entry, name).extend(answer.logprobs for answer in answers)
+            if asked.model.top_k:
+                rows = entry.behaviour_rows if name == "behaviour_rows" else entry.teacher_rows
+                rows.extend(answer.rows for answer in answers)
 
-        await self._ask(lacking, model, take)
+        for version, groups in asked.by_version(lacking).items():
+            if (model := asked.model if not version else await self._at(version, groups, asked)) is not None:
+                await self._ask(groups, model, take)
+
+    async def _at(self, version: int, groups: Sequence[PendingGroup], asked: EntryModel) -> FrozenModel | None:
+        """The version that answers for these groups; None, which is noted, if its files are not known at present."""
+        request = GetVersionRequest(run_id=self._run_id, step=version)
+        try:
+            found = await self._clients.weight_store.GetVersion(request, timeout=_STORE_SECONDS)
+        except AioRpcError as error:
+            reason = describe_rpc_error("the weight store", self._clients.addresses.weight_store, error)
+            self._state.fail(groups, f"version {version}, which the samples are compared with: {reason}")
+            return None
+        return asked.of_version([shard.digest for shard in found.manifest.shards])
 
     async def _ask(self, lacking: Sequence[PendingGroup], model: FrozenModel, take: TakeAnswers) -> None:
         """What the model says of all samples of a group goes to `take`, call by call. Failures are noted."""

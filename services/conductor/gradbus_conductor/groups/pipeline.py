@@ -16,6 +16,7 @@ from gradbus.experience import GroupStore
 from gradbus.telemetry import Metrics, get_logger
 from gradbus.v1.group_pb2 import Group, LogEntry
 from gradbus_conductor.clients import Clients
+from gradbus_conductor.groups.dataset import Items
 from gradbus_conductor.groups.dispatch import Dispatcher
 from gradbus_conductor.groups.first_answers import FirstAnswers
 from gradbus_conductor.groups.scoring import Scoring
@@ -30,7 +31,7 @@ class PipelineConfig:
     """The work of a pipeline."""
 
     record: RunRecord
-    items: Sequence[str]
+    items: Items
     """Dataset rows as JSON."""
     row: Callable[[int], int]
     """Index to row."""
@@ -176,7 +177,7 @@ class GroupPipeline:
 
     def _on_judged(self, entry: LogEntry) -> None:
         self.judged[entry.index] = entry
-        if entry.teacher_rows and (fetched := self._fetched.get(entry.index)) is not None:
+        if (entry.teacher_rows or entry.behaviour_rows) and (fetched := self._fetched.get(entry.index)) is not None:
             self._fetched[entry.index] = replace(fetched, size_bytes=entry.ByteSize())
         if not self._config.tasks.is_logged:
             self.traces.evaluated(entry)

@@ -19,7 +19,7 @@ from gradbus.rpc import describe_rpc_error
 from gradbus.telemetry import export_metrics, get_logger
 from gradbus.v1.weight_store_service_pb2 import OpenTermRequest
 from gradbus_conductor.clients import Clients
-from gradbus_conductor.groups.dataset import load_run_data
+from gradbus_conductor.groups.dataset import DataReader
 from gradbus_conductor.run.context import RunContext
 from gradbus_conductor.run.loop import RunLoop
 from gradbus_conductor.run.status import RunStatusWriter
@@ -93,7 +93,7 @@ class Driver:
         """Drives the run to its end; False if it yields its trainer to another run."""
         try:
             condemned = CondemnedBlobs(await self._clients.bus.bucket(Buckets.CONDEMNED))
-            data = await load_run_data(self._clients.objects, condemned, self._record)
+            data = await DataReader(self._clients.objects, condemned, self._clients.cache_dir).load(self._record)
         except (DatasetError, ObjectMissingError) as error:
             await self._end("failed", str(error))
             return True

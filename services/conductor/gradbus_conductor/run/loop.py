@@ -1,7 +1,8 @@
 """The loop of one run.
 
         versions, groups, workers, desired state ──▶ wake
-        wake: collect ─▶ admit ─▶ evaluate ─▶ dispatch ─▶ repair ─▶ archive ─▶ write the status
+        wake: collect ─▶ admit ─▶ evaluate ─▶ dispatch ─▶ archive
+        twice a second, before: look for faults; after: repair ─▶ write the status
 
 Each pass compares the stored state with what the schedule wants, at every wake-up and twice a second: no message is needed.
 """
@@ -73,7 +74,7 @@ class RunLoop:
         """Whether outstanding groups were registered; only groups that are new since then are dispatched without a search."""
         self._reached = -1
         """The highest version that a trainer has reached."""
-        self._repair_at = 0.0
+        self._look_at = self._repair_at = 0.0
         self._missing_report: TrainerProgress | None = None
         """Progress of a trainer that lacks groups which the log should hold."""
 
@@ -108,8 +109,8 @@ class RunLoop:
         if desired == "cancelled":
             return Ending("cancelled")
         self._reached = max(self._reached, self._present_version)
-        waiting = self._pipeline.waiting_bytes + self._evaluator.waiting_bytes
-        if fault := self._fault(desired) or await self._buffer_quota.fault(waiting, self._journals):
+        looks = self._looks()
+        if looks and (fault := self._fault(desired) or await self._over_quota()):
             return Ending("failed", fault)
         if self._missing_report is not None:
             await self._recover()
@@ -121,10 +122,24 @@ class RunLoop:
             await self._dispatch_new(len(rollouts))
             await self._repair(rollouts)
         await self._checkpoints.archive()
-        status = await self._write_status(rollouts, paused=desired == "paused")
-        if self._trainer_watch.should_yield(self._reached, status.state):
-            return _yielded(status)
-        return await self._checkpoints.ending() if self._is_complete() else None
+        is_complete = self._is_complete()
+        if looks or is_complete:
+            status = await self._write_status(rollouts, paused=desired == "paused")
+            if self._trainer_watch.should_yield(self._reached, status.state):
+                return _yielded(status)
+        return await self._checkpoints.ending() if is_complete else None
+
+    def _looks(self) -> bool:
+        """Whether this pass looks at the workers and writes the status: a run may wake its loop a hundred times a second."""
+        now = asyncio.get_running_loop().time()
+        if now < self._look_at:
+            return False
+        self._look_at = now + _TICK_SECONDS
+        return True
+
+    async def _over_quota(self) -> str:
+        """Why the run holds too much of the buffer; empty if it does not."""
+        return await self._buffer_quota.fault(self._pipeline.waiting_bytes + self._evaluator.waiting_bytes, self._journals)
 
     def _journals(self) -> list[str]:
         """Keys of the journals of the episodes that may be played."""

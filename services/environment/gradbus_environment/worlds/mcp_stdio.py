@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from gradbus.errors import BusyServiceError, UserCodeError
 from gradbus.sandbox.budget import ProcessBudget
-from gradbus.sandbox.commands.run import end_process, start_server
+from gradbus.sandbox.commands.run import ServedCommand, end_process, start_server
 from gradbus.strict_json import parse_json
 from gradbus_environment.answers import AnswerError
 from gradbus_environment.contract import Document
@@ -51,8 +51,8 @@ class McpOverStdio:
             raise BusyServiceError(f"there is no room for another process of {self.name}; raise GRADBUS_MAX_MCP_PROCESSES", _UNAVAILABLE)
         await self._budget.acquire(self)
         try:
-            level = await self._sandboxes.level("namespaces")
-            process = await start_server(self._command.command, self._command.paths, self._command.memory_mib, level)
+            level, command = await self._sandboxes.level("namespaces"), self._command
+            process = await start_server(ServedCommand(command.command, command.paths, command.memory_mib), level)
         except BaseException:
             self._budget.release()
             raise

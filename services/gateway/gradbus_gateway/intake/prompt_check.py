@@ -9,12 +9,13 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Final
 
+from gradbus.datasets.jsonl import parsed_row
+from gradbus.datasets.rows import given_row
+from gradbus.datasets.stored import first_rows
 from gradbus.errors import DatasetError, Fault, ModelError
-from gradbus.formats.jsonl import given_row, numbered
 from gradbus.objects import ObjectStore
 from gradbus.spec import RowColumns, RunSpec
 from gradbus.tokenizer.encoder import PromptLimits
@@ -33,7 +34,7 @@ _CHECKS: Final = 1
 """Checks at a time: a tokenizer's process may take as much memory as all the rest of the gateway."""
 _CACHED: Final = 1024
 
-_Key = tuple[frozenset[tuple[str, str]], frozenset[tuple[str, str]], str, str | None, RowColumns, PromptLimits]
+_Key = tuple[frozenset[tuple[str, str]], frozenset[tuple[str, str]], tuple[tuple[str, str], ...], RowColumns, PromptLimits]
 """Files of the model and of a teacher with another tokenizer, datasets, columns of prompt and responses, limits."""
 _TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json")
 
@@ -52,7 +53,7 @@ class PromptCheck:
         files, limits = spec.model.files or {}, limits_of(spec)
         small = frozenset(item for item in files.items() if not item[0].endswith(".safetensors"))
         teacher = frozenset(item for item in _other_tokenizer(spec).items() if not item[0].endswith(".safetensors"))
-        key = (small, teacher, spec.data.train, spec.data.eval, spec.columns, limits)
+        key = (small, teacher, tuple(spec.data.digests.items()), spec.columns, limits)
         if self._passed.get(key):
             return None
         async with self._turns.turn(caller):
@@ -82,12 +83,11 @@ class PromptCheck:
 
     async def _rows_fault(self, tokenizer: Tokenizer, spec: RunSpec) -> Fault | None:
         deadline, data = time.monotonic() + _ROWS_SECONDS, spec.data
-        for field, digest in {"train": data.train, "eval": data.eval}.items():
+        for field, digest in data.digests.items():
             try:
-                if digest is not None:
-                    await self._check_first_rows(tokenizer, await self._first_rows(digest, spec.columns), deadline)
+                await self._check_first_rows(tokenizer, await self._first_rows(digest, spec.columns), deadline)
             except DatasetError as error:
-                return Fault(f"data.{field}", str(error), str(digest))
+                return Fault(f"data.{field}", str(error), digest)
         return None
 
     async def _teacher_fault(self, tokenizer: Tokenizer, spec: RunSpec) -> Fault | None:
@@ -106,11 +106,10 @@ class PromptCheck:
         return Fault("teacher.files.tokenizer.json", message, difference, "a teacher with the id of the policy's tokenizer for each token")
 
     async def _first_rows(self, digest: str, columns: RowColumns) -> list[NumberedPrompt]:
-        content = await self._objects.get_blob(digest)
+        found = await first_rows(self._objects, digest, _ROWS)
 
         def read() -> list[NumberedPrompt]:
-            rows = islice(numbered(content), _ROWS)
-            given = [(line, given_row(row, columns, line)) for line, row in rows]
+            given = [(line, given_row(parsed_row(row, f"line {line}"), columns, f"line {line}")) for line, row in enumerate(found, start=1)]
             if columns.label is not None and given and all(row.prompt == given[0][1].prompt for _, row in given):
                 raise DatasetError(
                     f"the first {len(given)} rows have the same prompt, and a labelled response is compared with one to another prompt; "

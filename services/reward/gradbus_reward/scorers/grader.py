@@ -25,6 +25,8 @@ from gradbus_reward.sandbox.pool import PoolSettings
 from gradbus_reward.scorers.results import failed_results, grader_results
 from gradbus_reward.scorers.telemetry import grade_spans
 
+Row = tuple[str, str, str]
+"""Response, finish reason and item of a sample."""
 SINGLE = "grader"
 """Part name of a grader that is not `multi`."""
 
@@ -61,18 +63,24 @@ class GraderScorer:
         if not self._allowed:
             reason = "graders of type python and code are off here; set GRADBUS_PYTHON_GRADERS=true, or use a service of your own"
             return failed_results(samples, reason, "grader")
+        rows = [(sample.response, sample.finish_reason, sample.item_json or "{}") for sample in samples]
+        firsts: dict[Row, reward_pb2.Sample] = {}  # the samples of a group have the same item, and often the same text: these are graded once
+        for row, sample in zip(rows, samples, strict=True):
+            firsts.setdefault(row, sample)
         end = time.monotonic() + deadline_seconds - min(_RESPONSE_SECONDS, deadline_seconds / 4)
-        graded: list[Parts] = [{} for _ in samples]
+        graded: list[Parts] = [{} for _ in firsts]
         try:
             for grader in self._graders:
                 with grade_spans(grader.names, samples):
-                    found = await grader.grade(samples, end - time.monotonic())
+                    found = await grader.grade(list(firsts.values()), end - time.monotonic())
                 graded = [parts | more for parts, more in zip(graded, found, strict=True)]
         except SourceError as error:
             return failed_results(samples, str(error), "grader")
         except UserCodeError as error:
             return failed_results(samples, str(error), "refused")
-        return grader_results(samples, [self._combined({name: parts[name] for name in self._names}) for parts in graded])
+        combined = (self._combined({name: parts[name] for name in self._names}) for parts in graded)
+        results = dict(zip(firsts, combined, strict=True))
+        return grader_results(samples, [results[row] for row in rows])
 
     async def close(self) -> None:
         """Stops processes and threads."""

@@ -60,6 +60,11 @@ class Completion:
     routes: bytes = b""
     """Experts of the response tokens, as `Sample.routed_experts` has them. Both are empty unless the run replays routes."""
 
+    def first(self, count: int) -> Completion:
+        """Its first tokens, as an engine draws them that stops there; without routes, which end with its last token."""
+        spans = tuple(TokenSpan(span.start, min(span.end, count), span.version) for span in self.spans if span.start < count)
+        return Completion(self.token_ids[:count], self.logprobs[: 4 * count], spans, "stop", self.times)
+
 
 @dataclass(frozen=True, slots=True)
 class RouteShape:

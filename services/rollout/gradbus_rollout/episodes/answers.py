@@ -56,7 +56,7 @@ def end_name(end: EndReason) -> str:
 
 def as_assistant(turn: Turn) -> AssistantTurn:
     """The turn as an environment is told it."""
-    return AssistantTurn(text=turn.text, calls=turn.calls, finish=turn.finish)
+    return AssistantTurn(text=turn.text, calls=turn.calls, finish=turn.finish, stop_text=turn.stop_text)
 
 
 def drawn_tokens(transcript: Transcript, turn: Turn) -> DrawnTokens:

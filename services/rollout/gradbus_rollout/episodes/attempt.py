@@ -21,6 +21,7 @@ from gradbus.v1.episode_pb2 import (
     CALL_STATUS_OK,
     CALL_STATUS_UNKNOWN_TOOL,
     END_REASON_CONTEXT,
+    END_REASON_ENVIRONMENT_DONE,
     END_REASON_FAILED,
     END_REASON_INVALID_CALLS,
     END_REASON_LENGTH,
@@ -66,6 +67,22 @@ class _Room(NamedTuple):
     end: EndReason
 
 
+class _Terms(NamedTuple):
+    """What an agent asks of its next turn."""
+
+    most_tokens: int = 0
+    """If it wants fewer than the run's; 0: no bound."""
+    stop: tuple[str, ...] = ()
+    """Texts at the first of which it ends."""
+    is_untrained: bool = False
+    """It is told, and is no part of the sample."""
+
+    @classmethod
+    def of(cls, answer: OpenResponse | StepResponse) -> _Terms:
+        """Those of an answer; an environment has none."""
+        return cls(answer.max_new_tokens, tuple(answer.stop), answer.conversation.untrained)
+
+
 class Attempt:
     """One attempt to play an episode."""
 
@@ -79,11 +96,12 @@ class Attempt:
         """Empty until the environment is asked."""
         self._first = self._sequence = TokenSequence(start.prompt_ids)
         """What the next turn is drawn after."""
-        self._most_tokens = 0
-        """That the next turn may have, if an agent wants fewer than the run's; 0: no bound."""
+        self._terms = _Terms()
         self._asked: Counter[str] = Counter()
         self._refused = 0
         """Requests of an agent that had no room."""
+        self._untrained = 0
+        """Turns of an agent that are no part of the sample."""
         self._transcript = Transcript()
         self._rewards = Rewards()
         self._invalid_turns = 0
@@ -117,7 +135,9 @@ class Attempt:
     async def _turn(self, room: _Room) -> tuple[EndReason, StepResponse]:
         """A turn and the answer to it. Why the episode ends with them; unspecified if it goes on."""
         began = time.time_ns()
-        turn = await self._draw(room.tokens)
+        if self._terms.is_untrained:
+            return await self._untrained_turn(room)
+        turn = await self._draw(room.tokens, self._transcript, f"c{len(self._transcript.turns)}")
         end = self._end_after(turn, room)
         answer = await self._answer(turn, end, began)
         if end in _OPEN:  # the last turn that is allowed may be the one that would have ended the episode
@@ -125,6 +145,16 @@ class Attempt:
         if answer.done and turn.finish == "length" and room.end == END_REASON_CONTEXT:
             end = END_REASON_CONTEXT  # its agent could have gone on with a shorter conversation
         return end, answer
+
+    async def _untrained_turn(self, room: _Room) -> tuple[EndReason, StepResponse]:
+        """As `_turn`, in a transcript that nobody keeps."""
+        aside = Transcript()
+        turn = await self._draw(room.tokens, aside, f"u{self._untrained}")
+        request = self._request(len(self._transcript.turns), self._told(turn, aside))
+        request.is_untrained = True
+        self._untrained += 1
+        answer = await self._step(request)
+        return END_REASON_ENVIRONMENT_DONE if answer.done else END_REASON_UNSPECIFIED, answer
 
     async def _no_turn(self, reason: EndReason) -> tuple[EndReason, StepResponse]:
         """As `_turn`, without room for one. An agent may ask in a shorter conversation, as often as it may have turns."""
@@ -152,7 +182,7 @@ class Attempt:
         return answer
 
     async def _begin(self, answer: OpenResponse) -> None:
-        self._most_tokens = answer.max_new_tokens
+        self._terms = _Terms.of(answer)
         if answer.HasField("conversation"):
             self._first = await self._conversation(as_conversation(answer.conversation))
         elif answer.messages:
@@ -170,15 +200,20 @@ class Attempt:
     def _room(self) -> _Room:
         limits = self._limits
         context = limits.context_length - len(self._sequence)
-        left = limits.max_drawn_tokens - self._transcript.drawn
-        rooms = [_Room(limits.max_new_tokens, END_REASON_LENGTH), _Room(left, END_REASON_MAX_TOKENS), _Room(context, END_REASON_CONTEXT)]
-        if self._most_tokens:  # what an agent wants is no limit of the run: it may go on
-            rooms.append(_Room(self._most_tokens, END_REASON_UNSPECIFIED))
+        rooms = [_Room(limits.max_new_tokens, END_REASON_LENGTH), _Room(context, END_REASON_CONTEXT)]
+        if not self._terms.is_untrained:
+            rooms.append(_Room(limits.max_drawn_tokens - self._transcript.drawn, END_REASON_MAX_TOKENS))
+        if self._terms.most_tokens:  # what an agent wants is no limit of the run: it may go on
+            rooms.append(_Room(self._terms.most_tokens, END_REASON_UNSPECIFIED))
         return min(rooms, key=lambda room: room.tokens)
 
-    async def _draw(self, room: int) -> Turn:
-        """A turn of the policy, drawn and parsed."""
-        start, sequence, number = self._start, self._sequence, len(self._transcript.turns)
+    async def _draw(self, room: int, transcript: Transcript, name: str) -> Turn:
+        """A turn of the policy, drawn and parsed; ids of its calls begin with its name.
+
+        An engine knows no stop texts. It draws on, and what comes after one is no part of the turn: each token depends on those before it
+        alone, so the turn has the tokens that it would have had.
+        """
+        start, sequence = self._start, self._sequence
         prompt = sequence.context
         seed = self._seed(prompt)
 
@@ -189,13 +224,13 @@ class Attempt:
             return completion
 
         completion = await self._journal.drawn(seed, generated)
-        turn = self._transcript.draw(sequence, completion, seed)
-        parsed = await self._turns.parse(DrawnTurn(completion.token_ids, completion.finish, sequence.tools_json))
-        turn.text = parsed.text
+        drawn = DrawnTurn(completion.token_ids, completion.finish, sequence.tools_json, self._terms.stop)
+        parsed = await self._turns.parse(drawn)
+        turn = transcript.draw(sequence, completion if parsed.kept is None else completion.first(parsed.kept), seed)
+        turn.text, turn.stop_text = parsed.text, parsed.stop_text
         for at, call in enumerate(parsed.calls):
-            turn.calls.append(
-                ToolCall(call_id=f"c{number}.{at}", name=call.name, arguments_json=call.arguments_json, status=_CALL_STATUS[call.status])
-            )
+            status = _CALL_STATUS[call.status]
+            turn.calls.append(ToolCall(call_id=f"{name}.{at}", name=call.name, arguments_json=call.arguments_json, status=status))
         return turn
 
     def _seed(self, prompt: tuple[int, ...]) -> int:
@@ -221,7 +256,7 @@ class Attempt:
     async def _answer(self, turn: Turn, end: EndReason, began: int) -> StepResponse:
         """The environment's answer to the newest turn, which keeps it; drawing began then, in nanoseconds since 1970."""
         drawn = time.time_ns()
-        answer = await self._step(self._request(len(self._transcript.turns) - 1, self._told(turn), end))
+        answer = await self._step(self._request(len(self._transcript.turns) - 1, self._told(turn, self._transcript), end))
         self._transcript.times.append(TurnTimes(began, drawn, time.time_ns(), turn.end - turn.start, turn.finish))
         turn.messages.extend(answer.messages)
         turn.state_digest = answer.state_digest
@@ -229,11 +264,11 @@ class Attempt:
             turn.reward = answer.reward
         return answer
 
-    def _told(self, turn: Turn) -> AssistantTurn:
-        """The turn as the environment is told it, or the agent."""
+    def _told(self, turn: Turn, transcript: Transcript) -> AssistantTurn:
+        """A turn of the transcript as the environment is told it, or the agent."""
         told = as_assistant(turn)
         if self._limits.is_agents:
-            told.drawn.CopyFrom(drawn_tokens(self._transcript, turn))
+            told.drawn.CopyFrom(drawn_tokens(transcript, turn))
         return told
 
     async def _step(self, request: StepRequest) -> StepResponse:
@@ -257,7 +292,7 @@ class Attempt:
         is_last = end != END_REASON_UNSPECIFIED
         reason = end_name(end) if is_last else ""
         request = StepRequest(session=self._session, turn=number, assistant=assistant, is_last=is_last, end_reason=reason)
-        request.refused = self._refused
+        request.refused, request.untrained = self._refused, self._untrained
         return request
 
     async def _open_again(self, turns: int) -> None:
@@ -274,7 +309,7 @@ class Attempt:
     async def _go_on(self, answer: StepResponse) -> bool:
         """Takes up what is asked next, if the context then has room for another turn."""
         transcript, context = self._transcript, self._limits.context_length
-        self._most_tokens = answer.max_new_tokens
+        self._terms = _Terms.of(answer)
         if answer.HasField("conversation"):
             self._sequence = await self._conversation(as_conversation(answer.conversation))
             if not transcript.turns:  # the one before had no room

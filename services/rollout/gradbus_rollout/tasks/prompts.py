@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import json
 import time
-from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from typing import Final
 
-from gradbus.aio.threads import in_run_thread
+from gradbus.datasets.row_file import RowFile
 from gradbus.formats.tokens import pack_ids, token_count, unpack_ids
 from gradbus.tokenizer.tokenizer import NumberedPrompt, Tokenizer
 
@@ -81,9 +79,9 @@ class PromptTable:
         self._kept_size = 0
 
     @classmethod
-    async def open(cls, tokenizer: Tokenizer, content: bytes) -> PromptTable:
+    async def open(cls, tokenizer: Tokenizer, rows: RowFile) -> PromptTable:
         """The table. Encodes the first rows at once, so that a prompt which the model cannot take fails early."""
-        table = cls(tokenizer, await in_run_thread(lambda: _Prompts(content), "read prompts"))
+        table = cls(tokenizer, _Prompts(rows))
         checked, deadline = min(_CHECKED_ROWS, len(table._prompts)), time.monotonic() + _CHECK_SECONDS
         for start in range(0, checked, _ROWS_AT_ONCE):
             await table._rows(range(start, min(start + _ROWS_AT_ONCE, checked)))
@@ -155,23 +153,15 @@ class PromptTable:
 
 
 class _Prompts:
-    """The prompts of a prompts object by row, each parsed when it is asked for: chat messages take ten times the room of their JSON."""
+    """The prompts of a prompts object by row, each parsed when it is asked for."""
 
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-        self._lines, self._starts, self._ends = array("Q"), array("Q"), array("Q")
-        end = 0
-        for number, line in enumerate(io.BytesIO(content), start=1):
-            start, end = end, end + len(line)
-            if line.strip():
-                self._lines.append(number)
-                self._starts.append(start)
-                self._ends.append(end)
+    def __init__(self, rows: RowFile) -> None:
+        self._rows = rows
 
     def __len__(self) -> int:
-        return len(self._lines)
+        return len(self._rows)
 
     def __getitem__(self, row: int) -> NumberedPrompt:
-        found = json.loads(self._content[self._starts[row] : self._ends[row]])
+        found = json.loads(self._rows[row])
         item = json.dumps(found["item"], ensure_ascii=False) if "item" in found else ""
-        return NumberedPrompt(self._lines[row], found["prompt"], found.get("responses", ()), found.get("label"), item)
+        return NumberedPrompt(row + 1, found["prompt"], found.get("responses", ()), found.get("label"), item)

@@ -14,8 +14,7 @@ import grpc
 from grpc.aio import AioRpcError
 from opentelemetry.trace import SpanKind
 
-from gradbus.aio.tasks import background
-from gradbus.bus import Buckets, Bus, View, subjects
+from gradbus.bus import Buckets, Bus
 from gradbus.errors import AttestationError, ModelError, ObjectMissingError, VersionGoneError
 from gradbus.objects import ObjectStore
 from gradbus.rpc import until_answered
@@ -35,7 +34,7 @@ _AWAY_SECONDS = 30.0
 
 
 class VersionLoader:
-    """The versions of one run, as this worker knows them. Announcements are hints; the version head in key-value is read as well."""
+    """The versions of one run, as this worker knows them: those that the version head has named, and those that it asked for."""
 
     def __init__(self, bus: Bus, objects: ObjectStore, store: WeightStoreServiceAsyncStub, run_id: str, cache_dir: Path) -> None:
         self._bus = bus
@@ -44,8 +43,8 @@ class VersionLoader:
         self._files = VersionFiles(objects, cache_dir / "shards")
         self._manifests: dict[int, WeightManifest] = {}
         self._attestation: asyncio.Task[None] | None = None
-        self._announced: dict[int, float] = {}
-        """Version to the time of its announcement, on the monotonic clock."""
+        self._published: dict[int, float] = {}
+        """Version to the time at which the head came to it, on the monotonic clock."""
         self.newest = -1
         """The newest version published; -1 before the first."""
         self.changed = asyncio.Event()
@@ -53,19 +52,10 @@ class VersionLoader:
 
     @asynccontextmanager
     async def followed(self) -> AsyncIterator[None]:
-        """Follows announcements and the version head inside the block."""
-
-        async def announced(payload: bytes) -> None:
-            manifest = WeightManifest.FromString(payload)
-            self._announced[manifest.step] = time.monotonic()
-            self._learn(manifest)
-
+        """Follows the version head inside the block."""
         heads = await self._bus.bucket(Buckets.HEADS)
-        async with (
-            self._bus.subscribed(subjects.versions(self._run_id), announced),
-            heads.view(f"{self._run_id}.version") as view,
-            background(self._watch(view), "versions"),
-        ):
+        async with heads.view(f"{self._run_id}.version") as view:
+            view.listen(lambda key: self._head_moved(view.get(key)))
             yield
 
     def digest(self, step: int) -> str:
@@ -97,8 +87,8 @@ class VersionLoader:
             self._manifests.pop(step, None)
             self._files.evict_all()
             raise AttestationError(f"version {step} is {manifest.digest} but the engine has {digest}; it is loaded again")
-        if (announced := self._announced.pop(step, None)) is not None:
-            weights_active(time.monotonic() - announced)
+        if (published := self._published.pop(step, None)) is not None:
+            weights_active(time.monotonic() - published)
         self._files.loaded(paths)
         return digest
 
@@ -127,12 +117,11 @@ class VersionLoader:
             raise
         return response.manifest
 
-    async def _watch(self, view: View) -> None:
-        while True:
-            if value := view.get(f"{self._run_id}.version"):
-                self._learn(WeightManifest.FromString(value))
-            await view.changed.wait()
-            view.changed.clear()
+    def _head_moved(self, value: bytes | None) -> None:
+        if value:
+            manifest = WeightManifest.FromString(value)
+            self._published[manifest.step] = time.monotonic()
+            self._learn(manifest)
 
     def _learn(self, manifest: WeightManifest) -> None:
         known = self._manifests.get(manifest.step)
@@ -141,8 +130,8 @@ class VersionLoader:
         while len(self._manifests) > _KEPT_MANIFESTS:
             oldest = min(self._manifests)
             del self._manifests[oldest]
-            self._announced.pop(oldest, None)
-        # `newest` only grows; a restarted trainer announces older versions again.
+            self._published.pop(oldest, None)
+        # `newest` only grows; a restarted trainer publishes older versions again.
         self.newest = max(self.newest, manifest.step)
         self.changed.set()
 

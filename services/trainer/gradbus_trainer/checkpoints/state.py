@@ -9,6 +9,7 @@ from gradbus.aio.threads import in_run_thread
 from gradbus.algorithms import ControllerState
 from gradbus.experience.dynamic_sampling import DynamicSampling
 from gradbus.objects import ObjectStore
+from gradbus.spec import RunSpec
 from gradbus.telemetry import get_logger
 from gradbus.v1.weights_pb2 import WeightManifest
 from gradbus_trainer.learners.base import Learner
@@ -34,7 +35,7 @@ class TrainerState:
     trained: dict[int, str] = field(default_factory=dict)
     """Record digest of each index consumed since `previous`."""
     versions: dict[int, WeightManifest] = field(default_factory=dict)
-    """Published versions, by step, that a resume may have to sample with."""
+    """Published versions, by step, that a resume may have to sample with, or to compare samples with."""
     controllers: ControllerState = field(default_factory=dict)
     """What the steps so far have made of the coefficients; see `gradbus.algorithms.controllers`."""
 
@@ -49,13 +50,13 @@ class TrainerState:
         self.trained.update(consumed)
         self.step += 1
 
-    def add_version(self, manifest: WeightManifest, oldest: int) -> None:
-        """The version is published; versions before step `oldest` are not needed any more."""
-        self.versions = {step: known for step, known in self.versions.items() if step >= oldest}
+    def add_version(self, manifest: WeightManifest, spec: RunSpec) -> None:
+        """The version is published; the run at its step no longer needs some of those before."""
+        self.versions = {step: known for step, known in self.versions.items() if spec.needs_version(step, manifest.step)}
         self.versions[manifest.step] = manifest
 
 
-async def restore(store: StoreClient, objects: ObjectStore, learner: Learner, scratch: Scratch, max_staleness: int) -> TrainerState:
+async def restore(store: StoreClient, objects: ObjectStore, learner: Learner, scratch: Scratch, spec: RunSpec) -> TrainerState:
     """Brings the learner to the newest checkpoint, or leaves it at the base model."""
     response = await store.checkpoint()
     if response is None:
@@ -67,7 +68,7 @@ async def restore(store: StoreClient, objects: ObjectStore, learner: Learner, sc
     weights = masters or await load_tensors(objects, manifest.weights.shards, scratch)
     # In a thread: copying a large model takes longer than the lease lasts, and the event loop has to renew it.
     await in_run_thread(lambda: learner.restore(manifest.step, weights, optimizer), "restore learner")
-    kept = {pinned.step: pinned for pinned in manifest.pinned if pinned.step >= manifest.step - max_staleness}
+    kept = {pinned.step: pinned for pinned in manifest.pinned if spec.needs_version(pinned.step, manifest.step)}
     _log.info("checkpoint_restored", run_id=manifest.run_id, step=manifest.step, digest=manifest.weights.digest)
     return TrainerState(manifest.step, Frontier.from_message(manifest.frontier), response.digest, {}, kept, dict(manifest.controllers))
 

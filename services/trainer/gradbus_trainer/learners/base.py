@@ -39,6 +39,8 @@ class LossMetrics:
     """Of (log pi / mu)²; 0 without a coefficient."""
     nll: float = 0.0
     """-log pi, mean over the tokens of the best samples, nats; 0 without a coefficient."""
+    kl_max: float = 0.0
+    """KL to the reference by k3 of the token where it is largest, nats; 0 without a reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,8 @@ class RatioMetrics:
     """Mean absolute difference of log-probability between trainer and rollout, nats."""
     outliers: float = 0.0
     """Share of tokens that the bound of the second moment dropped."""
+    total_variation: float = 0.0
+    """Between the policy that sampled and the trained one, half the sum of absolute differences of probabilities; 0 without rows."""
     step_kl: float = 0.0
     """KL of the policy before the step to the one that its last update began with, nats a token; 0 if the step does not read the former."""
 
@@ -119,6 +123,7 @@ class StepMetrics:
         return {
             "policy_loss": self.loss.policy,
             "kl": self.loss.kl,
+            "kl_max": self.loss.kl_max,
             "entropy": self.loss.entropy,
             "drift": self.loss.drift,
             "nll": self.loss.nll,
@@ -128,6 +133,7 @@ class StepMetrics:
             "clip_low": self.ratio.clipped_low,
             "clip_high": self.ratio.clipped_high,
             "outliers": self.ratio.outliers,
+            "total_variation": self.ratio.total_variation,
             "step_kl": self.ratio.step_kl,
             "kl_coefficient": coefficients.kl,
             "entropy_coefficient": coefficients.entropy,

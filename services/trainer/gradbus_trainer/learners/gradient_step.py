@@ -48,7 +48,9 @@ def mean_of_updates(updates: Sequence[StepMetrics], batch: Batch) -> StepMetrics
         tokens=tokens,
         updates=len(updates),
         grad_norm=math.fsum(update.grad_norm for update in updates) / len(updates),
-        loss=LossMetrics(*_means([astuple(update.loss) for update in updates])),
+        loss=replace(
+            LossMetrics(*_means([astuple(update.loss) for update in updates])), kl_max=max(update.loss.kl_max for update in updates)
+        ),
         ratio=replace(ratios, max=max(update.ratio.max for update in updates), step_kl=updates[-1].ratio.step_kl),
         phases=list(islice(chain.from_iterable(update.phases for update in updates), _MAX_PHASES)),
     )
@@ -61,7 +63,19 @@ def _means(rows: Sequence[tuple[float, ...]]) -> list[float]:
 class StepStats:
     """Sums over the micro-batches of a step; their weights make these means over the step."""
 
-    NAMES: Final = ("total", "policy", "kl", "entropy", "drift", "nll", "ratio_mean", "clipped_low", "clipped_high", "logprob_diff")
+    NAMES: Final = (
+        "total",
+        "policy",
+        "kl",
+        "entropy",
+        "drift",
+        "nll",
+        "ratio_mean",
+        "clipped_low",
+        "clipped_high",
+        "logprob_diff",
+        "distance",
+    )
 
     def __init__(self) -> None:
         self._parts: list[torch.Tensor] = []
@@ -81,9 +95,11 @@ class StepStats:
             "clipped_low": loss.ratio.clipped_low,
             "clipped_high": loss.ratio.clipped_high,
             "logprob_diff": share.dot(ratios.log().abs()),
+            "distance": loss.distance if loss.distance is not None else torch.zeros_like(loss.policy),
         }
-        largest = ratios.where(share != 0.0, 0.0).max()
-        self._parts.append(torch.stack([*(values[name] for name in self.NAMES), largest]))
+        trained = share != 0.0
+        largest = ratios.where(trained, 0.0).max()
+        self._parts.append(torch.stack([*(values[name] for name in self.NAMES), largest, _largest_kl(loss, tokens, trained)]))
         if tokens.proximal_logprobs is not None:
             apart = torch.where(share != 0.0, loss.logprobs - tokens.proximal_logprobs, 0.0)
             self._kls.append(share.dot(apart.expm1() - apart))
@@ -91,12 +107,12 @@ class StepStats:
     @cached_property
     def sums(self) -> torch.Tensor:
         """By NAMES, float64, on the CPU, once all micro-batches are added; the sums of several ranks are added up."""
-        return self._read[:, :-1].sum(0)
+        return self._read[:, : len(self.NAMES)].sum(0)
 
     @cached_property
-    def largest_ratio(self) -> torch.Tensor:
-        """`[1]`, as `sums`; the largest of several ranks counts."""
-        return self._read[:, -1:].amax(0)
+    def largest(self) -> torch.Tensor:
+        """Ratio and KL of a token, `[2]`, as `sums`; the largest of several ranks count."""
+        return self._read[:, len(self.NAMES) :].amax(0)
 
     @cached_property
     def step_kl(self) -> float:
@@ -106,28 +122,37 @@ class StepStats:
     def loss_metrics(self) -> LossMetrics:
         """The means of the loss's terms."""
         mean = self._means()
-        return LossMetrics(mean["total"], mean["policy"], mean["kl"], mean["entropy"], mean["drift"], mean["nll"])
+        return LossMetrics(mean["total"], mean["policy"], mean["kl"], mean["entropy"], mean["drift"], mean["nll"], float(self.largest[1]))
 
     def ratio_metrics(self) -> RatioMetrics:
         """The means over the ratios, and the largest."""
         mean = self._means()
         return RatioMetrics(
             mean=mean["ratio_mean"],
-            max=float(self.largest_ratio),
+            max=float(self.largest[0]),
             clipped_low=mean["clipped_low"],
             clipped_high=mean["clipped_high"],
             logprob_diff=mean["logprob_diff"],
+            total_variation=mean["distance"],
             step_kl=self.step_kl,
         )
 
     @cached_property
     def _read(self) -> torch.Tensor:
         """All parts, `[parts, numbers]`; one of zeros if there are none."""
-        none = torch.zeros(1, len(self.NAMES) + 1, dtype=torch.float64)
+        none = torch.zeros(1, len(self.NAMES) + 2, dtype=torch.float64)
         return torch.stack(self._parts).cpu().double() if self._parts else none
 
     def _means(self) -> dict[str, float]:
         return dict(zip(self.NAMES, self.sums.tolist(), strict=True))
+
+
+def _largest_kl(loss: PolicyLoss, tokens: PolicyTokens, trained: torch.Tensor) -> torch.Tensor:
+    """k3 to the reference, r - 1 - log r with r = ref / pi, of the token where it is largest; 0 without a reference."""
+    if tokens.reference_logprobs is None:
+        return torch.zeros_like(loss.policy)
+    apart = torch.where(trained, tokens.reference_logprobs - loss.logprobs, 0.0)
+    return (apart.expm1() - apart).max().to(loss.policy.dtype)
 
 
 class PhaseClock:

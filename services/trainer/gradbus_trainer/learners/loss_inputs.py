@@ -19,12 +19,15 @@ from gradbus_kernels.operators import (
     Softcapped,
     TeacherRows,
     linear_distillation_loss,
+    linear_score_centering,
     policy_loss,
 )
 from gradbus_trainer.step.batch import TokenTotals, TrainSample, sample_numbers
 
 Scale = float | Softcapped
 """A temperature."""
+HeadInputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""Hidden states, the LM head and the token ids."""
 
 
 def policy_settings(spec: AlgorithmSpec, coefficients: Coefficients | None = None) -> PolicySettings:
@@ -57,7 +60,8 @@ def reads_anchor(spec: RunSpec) -> bool:
     """Whether a step reads the log-probabilities of the policy before its first update, which a pass of its own computes."""
     algorithm, inner = spec.algorithm, spec.trainer.inner
     bounded = algorithm.importance == "decoupled" and inner.updates > 1
-    return bounded or algorithm.second_moment is not None or inner.stop_kl is not None
+    corrected = spec.trainer.critic is not None and spec.trainer.critic.target == "vtrace"
+    return bounded or corrected or algorithm.second_moment is not None or inner.stop_kl is not None
 
 
 def policy_tokens(
@@ -97,22 +101,31 @@ def policy_tokens(
     )
 
 
-def teacher_rows(samples: Sequence[TrainSample], device: torch.device) -> TeacherRows | None:
-    """The teacher's rows of the samples' N response tokens side by side, on `device`; None in a run without them."""
-    rows = [sample.teacher_rows for sample in samples if sample.teacher_rows is not None]
+def joined_rows(
+    samples: Sequence[TrainSample], whose: Literal["teacher_rows", "behaviour_rows"], device: torch.device
+) -> TeacherRows | None:
+    """The rows of the samples' N response tokens side by side, on `device`; None in a run without them."""
+    rows = [found for sample in samples if (found := getattr(sample, whose)) is not None]
     if not rows:
         return None
     ids, logprobs = (torch.from_numpy(np.concatenate(parts)).to(device) for parts in zip(*rows, strict=True))
     return TeacherRows(ids.long(), logprobs)
 
 
-def distillation_loss(
-    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor], tokens: PolicyTokens, rows: TeacherRows, settings: PolicySettings, scale: Scale
-) -> PolicyLoss:
+def distillation_loss(inputs: HeadInputs, tokens: PolicyTokens, rows: TeacherRows, settings: PolicySettings, scale: Scale) -> PolicyLoss:
     """The KL to the teacher's rows in place of the policy loss, with this one's statistics. `inputs` are those of `head_inputs`."""
     found = linear_distillation_loss(*inputs, rows, tokens.weights, temperature=scale)
     of_policy = policy_loss(found.logprobs, found.entropies, tokens, settings)
     return replace(of_policy, total=found.total, policy=found.total.detach())
+
+
+def centred(
+    loss: PolicyLoss, inputs: HeadInputs, tokens: PolicyTokens, rows: TeacherRows, settings: PolicySettings, scale: Scale
+) -> PolicyLoss:
+    """The policy loss less the mean of its score by the sampler's rows. `inputs` are those of `head_inputs`."""
+    hidden, weight, _ = inputs
+    found = linear_score_centering(hidden, weight, rows, tokens, settings, temperature=scale)
+    return replace(loss, total=loss.total + found.total, distance=found.distance)
 
 
 @torch.no_grad()

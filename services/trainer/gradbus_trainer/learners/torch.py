@@ -33,11 +33,12 @@ from gradbus_trainer.learners.data_parallel import DataParallelThreads, accumula
 from gradbus_trainer.learners.determinism import fix_order_of_sums
 from gradbus_trainer.learners.gradient_step import GradientStep, before_step, check_gradient, mean_of_updates
 from gradbus_trainer.learners.loss_inputs import (
+    centred,
     distillation_loss,
+    joined_rows,
     policy_settings,
     policy_tokens,
     reads_anchor,
-    teacher_rows,
     with_base_reference,
 )
 from gradbus_trainer.learners.optimizer import AdamW
@@ -164,6 +165,8 @@ class TorchLearner:
 
     def _update_all(self, batch: Batch, before: StepMetrics) -> StepMetrics:
         """The updates of all that the step trains."""
+        if self._reads_anchor:
+            batch = self._anchored(batch)
         if self._critic is not None:
             return self._optimise_both(batch, before, self._critic)
         if self._preference is not None:
@@ -172,7 +175,7 @@ class TorchLearner:
 
     def _optimise(self, batch: Batch, before: StepMetrics) -> StepMetrics:
         """The updates of a step, each over its own part of the groups, to the first that finds the policy too far from that before them."""
-        bounded = within_second_moment(self._anchored(batch) if self._reads_anchor else batch, self._spec.algorithm.second_moment)
+        bounded = within_second_moment(batch, self._spec.algorithm.second_moment)
         inner, updates = self._spec.trainer.inner, list[StepMetrics]()
         for part in minibatches(bounded.batch, inner, self._spec.seed):
             updates.append(self._update(part, before))
@@ -251,9 +254,11 @@ class TorchLearner:
         if self._spec.numerics == "fast":
             # With the gradients of hidden states and head: only the body is left for the backward pass.
             inputs, scale = head_inputs(self._model, samples), self._model.tempered(temperature)
-            if (rows := teacher_rows(samples, self._model.device)) is not None:
+            if (rows := joined_rows(samples, "teacher_rows", self._model.device)) is not None:
                 return distillation_loss(inputs, tokens, rows, self._settings, scale)
-            return linear_grpo_loss(*inputs, tokens, self._settings, temperature=scale)
+            loss = linear_grpo_loss(*inputs, tokens, self._settings, temperature=scale)
+            rows = joined_rows(samples, "behaviour_rows", self._model.device)
+            return loss if rows is None else centred(loss, inputs, tokens, rows, self._settings, scale)
         return policy_loss(*self._logprobs(self._model, samples, temperature), tokens, self._settings)
 
 

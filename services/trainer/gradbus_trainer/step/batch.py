@@ -16,6 +16,9 @@ from gradbus.spec import RunSpec
 from gradbus_kernels.models.packing import split_by_tokens
 from gradbus_kernels.operators import token_weights
 
+Rows = tuple[NDArray[np.int32], NDArray[np.float32]]
+"""A model's most likely tokens, [T, k], and log-probabilities of these and of all others together, [T, k + 1]."""
+
 
 class Origin(NamedTuple):
     """Whose sequence a row is, in a group that has a sample of several sequences."""
@@ -49,9 +52,10 @@ class TrainSample:
     """[T], of the policy before the step; only within a step that reads them."""
     teacher_logprobs: NDArray[np.float32] | None = None
     """[T], at the rollout's temperature; only in a run with a teacher, whose part the advantages have already."""
-    teacher_rows: tuple[NDArray[np.int32], NDArray[np.float32]] | None = None
-    """The teacher's most likely tokens, [T, k], and log-probabilities of these and of all others together, [T, k + 1]; only in a run that
-    trains on these rows."""
+    teacher_rows: Rows | None = None
+    """Those of the teacher; only in a run that trains on these rows."""
+    behaviour_rows: Rows | None = None
+    """Those of the version that sampled; only in a run with score centring."""
     marks: SampleMarks = UNMARKED
     origin: Origin | None = None
     """None: the row is a whole sample."""

@@ -84,6 +84,8 @@ class BatchStats:
         mean = _mean(self.rewards)
         rewards = {
             "reward": mean,
+            "reward_min": min(self.rewards, default=0.0),
+            "reward_max": max(self.rewards, default=0.0),
             "reward_std": math.sqrt(_mean([(reward - mean) ** 2 for reward in self.rewards])),
             "components": {name: _mean(values) for name, values in sorted(self.components.items())},
         }

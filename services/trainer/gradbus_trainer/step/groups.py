@@ -89,15 +89,18 @@ def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
         nothing = [None] * len(samples)
         references = _arrays(entry.reference_logprobs, _LOGPROB, lengths) if entry.reference_logprobs else nothing
         teachers = _arrays(entry.teacher_logprobs, _LOGPROB, lengths) if entry.teacher_logprobs else nothing
-        taught = _teacher_rows(entry.teacher_rows, lengths) if entry.teacher_rows else nothing
+        taught = _rows(entry.teacher_rows, lengths) if entry.teacher_rows else nothing
+        drawn_from = _rows(entry.behaviour_rows, lengths) if entry.behaviour_rows else nothing
         (prompt,) = _arrays([group.prompt_ids], _ID, [token_count(group.prompt_ids)])
         advantages = _joined(algorithm.token_advantages(judged, lengths, kls, teacher_kls))
         routes = sample_routes(group, len(prompt), lengths)
-        frozen = zip(references, teachers, taught, strict=True)
+        frozen = zip(references, teachers, taught, drawn_from, strict=True)
         columns = zip(_arrays(token_ids, _ID, lengths), logprobs, spans, advantages, routes, frozen, marks, strict=True)
         found = (
-            TrainSample(prompt, ids, behaviour, _trainable(len(ids), parts), advantage, reference, routed, None, teacher, likely, marked)
-            for ids, behaviour, parts, advantage, routed, (reference, teacher, likely), marked in columns
+            TrainSample(
+                prompt, ids, behaviour, _trainable(len(ids), parts), advantage, reference, routed, None, teacher, likely, drawn, marked
+            )
+            for ids, behaviour, parts, advantage, routed, (reference, teacher, likely, drawn), marked in columns
         )
         trained = [
             (row, sample) for row, sample, valid, length in zip(found, samples, judged.valid, lengths, strict=True) if valid and length
@@ -136,7 +139,7 @@ def _arrays(contents: Sequence[bytes], dtype: np.dtype[Any], lengths: Sequence[i
     return _views(values if dtype.isnative else values.astype(dtype.newbyteorder("=")), lengths)
 
 
-def _teacher_rows(rows: Sequence[TeacherRows], lengths: Sequence[int]) -> Sequence[tuple[_Array, _Array]]:
+def _rows(rows: Sequence[TeacherRows], lengths: Sequence[int]) -> Sequence[tuple[_Array, _Array]]:
     """Ids `[T, k]` and log-probabilities `[T, k + 1]` of each sample."""
     total = max(1, sum(lengths))
     count = sum(len(row.ids) for row in rows) // (_ID.itemsize * total)

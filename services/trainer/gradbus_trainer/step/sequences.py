@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gradbus.algorithms import SampleMarks
 from gradbus.formats.tokens import ID_DTYPE, token_count
 from gradbus.v1.sample_pb2 import Fork, Sample
-from gradbus_trainer.step.batch import Origin, TrainSample
+from gradbus_trainer.step.batch import Origin, Rows, TrainSample
 
 
 def trained_rows(rows: Sequence[tuple[TrainSample, Sample]], group: int) -> list[TrainSample]:
@@ -49,7 +49,8 @@ def _row(whole: TrainSample, part: Sample | Fork, at: slice) -> TrainSample:
         advantages=whole.advantages[at],
         reference_logprobs=_at(whole.reference_logprobs, at),
         teacher_logprobs=_at(whole.teacher_logprobs, at),
-        teacher_rows=None if whole.teacher_rows is None else (whole.teacher_rows[0][at], whole.teacher_rows[1][at]),
+        teacher_rows=_rows_at(whole.teacher_rows, at),
+        behaviour_rows=_rows_at(whole.behaviour_rows, at),
     )
 
 
@@ -61,3 +62,7 @@ def _prompt(fork: Fork) -> NDArray[np.int32]:
 
 def _at(values: NDArray[np.float32] | None, at: slice) -> NDArray[np.float32] | None:
     return None if values is None else values[at]
+
+
+def _rows_at(rows: Rows | None, at: slice) -> Rows | None:
+    return None if rows is None else (rows[0][at], rows[1][at])

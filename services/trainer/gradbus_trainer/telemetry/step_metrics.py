@@ -17,10 +17,11 @@ _PARTS: Final = 16
 
 
 class StepMetricsRecorder:
-    """Metrics of one run, exported as long as it is trained here."""
+    """Metrics of one run, exported as long as it is trained here. `names` are those of its algorithm."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, names: Sequence[str] = ()) -> None:
         self._metrics = metrics
+        self._names = frozenset(names)
         self._part = CardinalityLimit(_PARTS)
         metrics.count("gradbus.trained.steps", 0)
 
@@ -59,6 +60,7 @@ class StepMetricsRecorder:
         set_gauge("gradbus.policy.learning_rate", step.learning_rate)
         if step.preference is None:
             set_gauge("gradbus.policy.entropy", step.loss.entropy)
+        self._axes(step)
 
     def _sampling(self, step: StepMetrics) -> None:
         """What compares the policy with the one that sampled, and with the base model."""
@@ -71,6 +73,27 @@ class StepMetricsRecorder:
         set_gauge("gradbus.policy.clip_fraction", ratio.clipped_high, {"gradbus.side": "high"})
         set_gauge("gradbus.policy.ratio", ratio.mean, {"gradbus.statistic": "mean"})
         set_gauge("gradbus.policy.ratio", ratio.max, {"gradbus.statistic": "max"})
+
+    def _axes(self, step: StepMetrics) -> None:
+        """What only some algorithms report."""
+        set_gauge, names, loss, ratio = self._metrics.set, self._names, step.loss, step.ratio
+        if "kl_max" in names:
+            set_gauge("gradbus.policy.kl_max", loss.kl_max)
+        if "drift" in names:
+            set_gauge("gradbus.policy.drift", loss.drift)
+        if "nll" in names:
+            set_gauge("gradbus.policy.nll", loss.nll)
+        if "outliers" in names:
+            set_gauge("gradbus.policy.outliers", ratio.outliers)
+        if "total_variation" in names:
+            set_gauge("gradbus.policy.total_variation", ratio.total_variation)
+        if "step_kl" in names:
+            set_gauge("gradbus.policy.step_kl", ratio.step_kl)
+        if step.coefficients is not None:
+            if "kl_coefficient" in names:
+                set_gauge("gradbus.policy.coefficient", step.coefficients.kl, {"gradbus.term": "kl"})
+            if "entropy_coefficient" in names:
+                set_gauge("gradbus.policy.coefficient", step.coefficients.entropy, {"gradbus.term": "entropy"})
 
     def _critic(self, critic: CriticMetrics) -> None:
         self._metrics.set("gradbus.critic.loss", critic.loss)
@@ -99,6 +122,8 @@ class StepMetricsRecorder:
         arrays = {name: np.asarray(values) for name, values in parts.items()}
         self._metrics.replace("gradbus.reward.mean", "gradbus.reward.part", {name: float(of.mean()) for name, of in arrays.items()})
         self._metrics.replace("gradbus.reward.std", "gradbus.reward.part", {name: float(of.std()) for name, of in arrays.items()})
+        self._metrics.set("gradbus.reward.range", min(stats.rewards), {"gradbus.statistic": "min"})
+        self._metrics.set("gradbus.reward.range", max(stats.rewards), {"gradbus.statistic": "max"})
 
     def _responses(self, stats: BatchStats) -> None:
         metrics, lengths = self._metrics, sorted(stats.lengths)

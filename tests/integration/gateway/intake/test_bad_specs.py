@@ -9,7 +9,7 @@ from gradbus.errors import SpecError
 CASES = {
     "unknown field": ({"rollout": {"temprature": 1.0}}, "rollout.temprature", "temperature"),
     "unknown section": ({"trainr": {}}, "trainr", "trainer"),
-    "missing dataset": ({"data": {"train": "nowhere.jsonl"}}, "data.train", "not a file the server may read"),
+    "missing dataset": ({"data": {"train": "nowhere.jsonl"}}, "data.train", "not a file or folder that the server may read"),
     "missing blob": ({"data": {"train": "sha256:" + "0" * 64}}, "data.train", "not stored"),
     "missing column": ({"data": {"train": "train.jsonl", "prompt": "promt"}}, "data.train", "line 1 has no column 'promt'"),
     "empty dataset": ({"data": {"train": "empty.jsonl"}}, "data.train", "no rows"),

@@ -55,7 +55,7 @@ async def test_the_spec_is_accepted_with_the_registries_as_they_are(refused, bod
 
 @pytest.mark.parametrize("name", sorted(set(PRESETS) - {"reinforce_pp", "gdpo", "opd", *CRITICS}))
 async def test_a_preset_with_a_baseline_needs_two_samples_of_a_prompt(refused, body, name):
-    body["algorithm"], body["rollout"]["group_size"] = {"name": name}, 1
+    body["algorithm"], body["rollout"]["group_size"] = {"name": name, "centering": None}, 1
     [fault] = await refused(body)
     assert fault.startswith("rollout.group_size: advantage =")
     assert 'at least 2, or algorithm.advantage = "reinforce"' in fault

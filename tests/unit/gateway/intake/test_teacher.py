@@ -8,6 +8,8 @@ from gradbus.ids import digest_of
 
 LETTERS = {character: number for number, character in enumerate("?0123456789+=-x ")}
 
+EXACT = {"type": "string_check", "input": "{{sample.output_text}}", "reference": "2", "operation": "eq"}
+
 
 @pytest.fixture
 def body(tmp_path, write_model):
@@ -90,6 +92,14 @@ async def test_rows_are_compared_with_a_policy_of_the_same_width(refused, intake
     assert "less than vocab_size, 16" in await refused(body | {"teacher": {"path": "teacher", "top_k": 16}})
     write_model(tmp_path / "roots" / "teacher", vocab_size=24)
     assert (await refused(body)).startswith("teacher.top_k: a row of the teacher is compared with one of the policy")
+
+
+async def test_rows_of_the_policys_versions_leave_a_token_for_the_rest(refused, intake, body):
+    del body["teacher"]
+    body |= {"reward": {"grader": EXACT}, "algorithm": {"name": "score_centering", "centering": 15}}
+    assert (await intake.accept(body, "key")).algorithm.centering == 15
+    body["algorithm"]["centering"] = 16
+    assert (await refused(body)).startswith("algorithm.centering: leaves no token for the rest of a row; given 16; allowed: less than")
 
 
 async def test_code_that_a_configuration_names_is_not_stored(intake, objects, body, tmp_path, write_model):

@@ -37,18 +37,22 @@ def encoded(tokenizer, monkeypatch):
     return lines
 
 
-def rows(*prompts):
-    return b"".join(json.dumps({"prompt": prompt}).encode() + b"\n" for prompt in prompts)
+@pytest.fixture
+def rows(row_file):
+    def written(*prompts):
+        return row_file(b"".join(json.dumps({"prompt": prompt}).encode() + b"\n" for prompt in prompts))
+
+    return written
 
 
-async def test_a_prompt_of_a_table_is_named_by_its_line_in_the_file(tokenizer, model_folder):
-    with pytest.raises(DatasetError, match="line 4 has an empty prompt"):
-        await PromptTable.open(tokenizer, b'\n{"prompt": "abc"}\n\n{"prompt": ""}\n')
-    table = await PromptTable.open(tokenizer, b'\n{"prompt": "abc"}\n\n{"prompt": "ab"}\n')
-    assert await table.ids([1]) == [PromptEncoder(model_folder, LIMITS).encode("ab", 4)]
+async def test_a_prompt_of_a_table_is_named_by_its_line(tokenizer, model_folder, rows):
+    with pytest.raises(DatasetError, match="line 2 has an empty prompt"):
+        await PromptTable.open(tokenizer, rows("abc", ""))
+    table = await PromptTable.open(tokenizer, rows("abc", "ab"))
+    assert await table.ids([1]) == [PromptEncoder(model_folder, LIMITS).encode("ab", 2)]
 
 
-async def test_texts_are_the_prompt_or_what_the_template_made_of_its_messages(tokenizer):
+async def test_texts_are_the_prompt_or_what_the_template_made_of_its_messages(tokenizer, rows):
     chat = [{"role": "user", "content": "hi"}]
     table = await PromptTable.open(tokenizer, rows("abc", chat, "d"))
     for _ in range(2):
@@ -56,7 +60,7 @@ async def test_texts_are_the_prompt_or_what_the_template_made_of_its_messages(to
         assert [text.replace(" ", "") for text in texts] == ["[hi]a", "abc", "[hi]a", "d"]
 
 
-async def test_of_a_large_dataset_a_bounded_number_of_rows_is_kept_as_ids(tokenizer, encoded, monkeypatch):
+async def test_of_a_large_dataset_a_bounded_number_of_rows_is_kept_as_ids(tokenizer, encoded, monkeypatch, rows):
     monkeypatch.setattr(prompts_module, "_CHECKED_ROWS", 2)
     monkeypatch.setattr(prompts_module, "_KEPT_ROWS", 3)
     table = await PromptTable.open(tokenizer, rows(*["abc"] * 5))
@@ -71,7 +75,7 @@ async def test_of_a_large_dataset_a_bounded_number_of_rows_is_kept_as_ids(tokeni
     assert await table.ids([4, 3, 2, 1, 0, 4]) == [expected] * 6, "more at once than are kept"
 
 
-async def test_rows_of_many_tokens_are_kept_up_to_a_bound_of_tokens(tokenizer, encoded, monkeypatch):
+async def test_rows_of_many_tokens_are_kept_up_to_a_bound_of_tokens(tokenizer, encoded, monkeypatch, rows):
     monkeypatch.setattr(prompts_module, "_KEPT_SIZE", 3 * len("abcd") * 2)
     table = await PromptTable.open(tokenizer, rows(*["abcd"] * 5))
     await table.ids([2, 3, 4])
@@ -81,7 +85,7 @@ async def test_rows_of_many_tokens_are_kept_up_to_a_bound_of_tokens(tokenizer, e
     assert encoded == [1, 2, 3, 4, 5, 2]
 
 
-async def test_texts_that_a_template_made_count_too(tokenizer, encoded, monkeypatch):
+async def test_texts_that_a_template_made_count_too(tokenizer, encoded, monkeypatch, rows):
     monkeypatch.setattr(prompts_module, "_KEPT_SIZE", 10)
     table = await PromptTable.open(tokenizer, rows([{"role": "user", "content": "hi"}], "ab"))
     assert encoded == [1, 2]
@@ -90,7 +94,7 @@ async def test_texts_that_a_template_made_count_too(tokenizer, encoded, monkeypa
     assert encoded == [1, 2, 2], "the text of row 0 took the room of row 1"
 
 
-async def test_the_check_of_the_first_rows_takes_a_bounded_time(tokenizer, encoded, monkeypatch):
+async def test_the_check_of_the_first_rows_takes_a_bounded_time(tokenizer, encoded, monkeypatch, rows):
     monkeypatch.setattr(prompts_module, "_ROWS_AT_ONCE", 2)
     monkeypatch.setattr(prompts_module, "_CHECK_SECONDS", 0.0)
     await PromptTable.open(tokenizer, rows(*["abc"] * 5))

@@ -1,6 +1,8 @@
 """Threads that compute micro-batches side by side add up what one thread would."""
 
+import os
 import random
+import sys
 import threading
 import time
 
@@ -86,6 +88,20 @@ def test_phases_of_all_threads_are_recorded(make_learner, make_step):
     learner = make_learner()
     names = sorted(phase.name for phase in learner.train(make_step(0)).phases)
     assert names == ["backward"] * 6 + ["forward"] * 6 + ["optimise"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
+def test_its_threads_give_way_to_an_engine_and_the_process_keeps_its_priority():
+    weight, seen, before = torch.nn.Parameter(torch.ones(2)), [], os.getpriority(os.PRIO_PROCESS, 0)
+
+    class Step(GradientStep):
+        def accumulate(self, tokens, forward, backward):
+            seen.append(os.getpriority(os.PRIO_PROCESS, 0))
+            backward(forward())
+
+    DataParallelThreads(2, [weight], [weight]).accumulate(Step(), [(None, weight.sum)] * 4)
+    assert set(seen) == {min(before + 5, 19)}
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
 
 
 def test_micro_batches_are_computed_at_the_same_time():

@@ -1,5 +1,8 @@
 """A step's statistics: means over its micro-batches, read back from a device once a step."""
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -35,20 +38,28 @@ def test_the_largest_ratio_is_that_of_a_trained_token():
     assert stats.ratio_metrics().max == pytest.approx(2.718281828**-1)  # not the 1 of the token that is not used
 
 
+def test_the_largest_kl_is_that_of_a_trained_token():
+    stats = StepStats()
+    for logprobs in ([-1.0, -2.0, -9.0], [-2.5, -2.0, -9.0]):
+        given = replace(tokens(0.25, 0.25, 0.0), reference_logprobs=torch.tensor([-2.0, -2.5, torch.nan]))
+        stats.add(loss(logprobs, given), given)
+    assert stats.loss_metrics().kl_max == pytest.approx(math.exp(-1.0)), "r - 1 - log r of the first token, with log r = -1"
+
+
 @pytest.mark.parametrize("parts", [[], [tokens(0.0, 0.0)]])
 def test_a_step_without_a_trained_token_has_zeros(parts):
     stats = StepStats()
     for given in parts:
         stats.add(loss([-1.0, -2.0], given), given)
     assert stats.sums.tolist() == [0.0] * len(StepStats.NAMES)
-    assert stats.largest_ratio.tolist() == [0.0]
+    assert stats.largest.tolist() == [0.0, 0.0]
 
 
 def test_sums_can_be_reduced_in_place():
     stats, given = StepStats(), tokens(0.5, 0.5)
     stats.add(loss([-1.0, -1.0], given), given)
     stats.sums.mul_(2.0)
-    stats.largest_ratio.fill_(9.0)
+    stats.largest.fill_(9.0)
     assert (stats.ratio_metrics().mean, stats.ratio_metrics().max) == (2.0, 9.0)
 
 

@@ -216,6 +216,16 @@ def test_the_rows_of_a_teacher_go_with_their_samples():
         build(0, [entry], AlgorithmSpec(name="opd"), teacher_weight=1.0, scored=False)
 
 
+def test_the_rows_of_the_version_that_sampled_go_with_their_samples():
+    rows = [(np.arange(6, dtype="<i4") + 10 * n, np.arange(9, dtype="<f4") - 10 * n) for n in range(2)]
+    given = [TeacherRows(ids=ids.tobytes(), logprobs=logprobs.tobytes()) for ids, logprobs in rows]
+    batch, _ = build(0, [collected(0, [(OK, 1.0), (OK, 3.0)], behaviour_rows=given)], AlgorithmSpec(name="score_centering"))
+    for row, (ids, logprobs) in zip(batch.samples, rows, strict=True):
+        np.testing.assert_array_equal(row.behaviour_rows[0], ids.reshape(3, 2))
+        np.testing.assert_array_equal(row.behaviour_rows[1], logprobs.reshape(3, 3))
+        assert row.teacher_rows is None
+
+
 def test_statistics_of_nothing_are_numbers_and_json():
     _, stats = build(0, [])
     shown = json.loads(json.dumps(stats.to_json(), allow_nan=False))

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from gradbus.algorithms import Coefficients
 from gradbus.telemetry import Metrics
 from gradbus_trainer.learners.base import CriticMetrics, LossMetrics, PreferenceMetrics, RatioMetrics, StepMetrics
 from gradbus_trainer.step.batch_builder import BatchStats
@@ -52,6 +53,7 @@ def test_rewards_have_a_mean_and_a_deviation_by_part(exporting):
     steps.step(METRICS, stats(), SECONDS)
     assert read("gradbus.reward.mean") == {("reward",): 0.5, ("shape",): 2.0}
     assert read("gradbus.reward.std") == {("reward",): 0.5, ("shape",): 0.0}
+    assert read("gradbus.reward.range") == {("min",): 0.0, ("max",): 1.0}
 
 
 def test_a_part_that_is_gone_has_no_curve_any_more_and_a_hundred_parts_have_sixteen(exporting):
@@ -71,6 +73,20 @@ def test_a_step_that_changed_nothing_leaves_the_policys_curves_where_they_were(e
     assert read("gradbus.policy.entropy") == {(): 3.0}
     assert read("gradbus.policy.clip_fraction") == {("low",): 0.1, ("high",): 0.2}
     assert read("gradbus.reward.mean")["reward",] == 0.5
+
+
+def test_what_only_some_algorithms_report_has_curves_where_they_do(monkeypatch):
+    monkeypatch.setattr(step_metrics, "is_exporting", lambda: True)
+    metrics = Metrics()
+    loss, ratio = replace(METRICS.loss, kl_max=7.0, drift=0.5), replace(METRICS.ratio, outliers=0.25, total_variation=0.125)
+    step = replace(METRICS, loss=loss, ratio=ratio, coefficients=Coefficients(0.1, 0.2))
+    names = ["policy_loss", "kl", "kl_max", "outliers", "total_variation", "kl_coefficient", "entropy_coefficient"]
+    StepMetricsRecorder(metrics, names).step(step, stats(), SECONDS)
+    found = {name: {tuple(one.attributes.values()): one.value for one in metrics.read(f"gradbus.policy.{name}")} for name in names[2:5]}
+    assert found == {"kl_max": {(): 7.0}, "outliers": {(): 0.25}, "total_variation": {(): 0.125}}
+    weights = {tuple(one.attributes.values()): one.value for one in metrics.read("gradbus.policy.coefficient")}
+    assert weights == {("kl",): 0.1, ("entropy",): 0.2}
+    assert list(metrics.read("gradbus.policy.drift")) == []
 
 
 def test_a_critic_has_curves_of_its_own_also_in_a_warm_up_that_leaves_the_policy_alone(exporting):

@@ -50,6 +50,13 @@ class FrozenModels:
         return found
 
 
+def sampler_row_faults(spec: RunSpec, policy: StoredModel) -> Iterator[Fault]:
+    """Rows of the policy's own versions that would hold its whole vocabulary."""
+    count, vocabulary = spec.algorithm.centering, policy.info.vocab_size
+    if count is not None and count >= vocabulary:
+        yield Fault("algorithm.centering", "leaves no token for the rest of a row", str(count), f"less than vocab_size, {vocabulary}")
+
+
 def _row_faults(top_k: int, teachers: int, policys: int) -> Iterator[Fault]:
     if teachers != policys:
         message = "a row of the teacher is compared with one of the policy, and the embeddings of both have another number of tokens"

@@ -43,7 +43,7 @@ from gradbus_gateway.intake.spec.faults import (
     reward_faults,
     server_faults,
 )
-from gradbus_gateway.intake.spec.frozen_models import REWARD_MODEL, TEACHER, FrozenModels
+from gradbus_gateway.intake.spec.frozen_models import REWARD_MODEL, TEACHER, FrozenModels, sampler_row_faults
 from gradbus_gateway.settings import GatewaySettings
 
 Section = TypeVar("Section", bound=BaseModel)
@@ -102,7 +102,7 @@ class SpecIntake:
             faults.extend(backend_faults(model, spec.trainer))
             faults.extend(server_faults(model, spec.rollout))
             faults.extend(replay_faults(model, spec.rollout))
-            faults.extend(lora_faults(model, spec.trainer.lora))
+            faults.extend([*lora_faults(model, spec.trainer.lora), *sampler_row_faults(spec, model)])
         if spec:
             faults.extend(need_faults(spec))
         if evaluation := spec.evaluation if spec else _valid(EvaluationSpec, sections.get("evaluation", {})):

@@ -34,6 +34,25 @@ def generalized_advantages(
     return [found[:length, column] for column, length in enumerate(lengths)]
 
 
+def vtrace_corrections(values: Floats, rewards: Floats, log_ratios: Floats, value_lambda: float, gamma: float = 1.0) -> Floats:
+    """v_t - V_t of one sequence by V-trace (Espeholt et al. 2018, arXiv:1802.01561, equation 1), float64 `[T]`.
+
+    With rho_t = min(1, pi0 / mu) of a token, c_t = lambda · rho_t and delta_t = r_t + gamma · V_{t+1} - V_t,
+
+        v_t - V_t = rho_t · delta_t + gamma · c_t · (v_{t+1} - V_{t+1}),    v_{T+1} = V_{T+1} = 0
+
+    so that v is the value of pi0 where both policies are near each other. At a ratio of 1 it is GAE with lambda. `log_ratios` has
+    log pi0 / mu.
+    """
+    weights = np.exp(np.minimum(log_ratios, 0.0))
+    deltas = weights * (rewards + gamma * np.append(values[1:], 0.0) - values)
+    decays = gamma * value_lambda * weights
+    found, later = np.empty_like(deltas), 0.0
+    for t in reversed(range(len(deltas))):
+        later = found[t] = deltas[t] + decays[t] * later
+    return found
+
+
 def policy_lambda(spec: CriticSpec, length: int) -> float:
     """The policy's lambda for a sequence of `length` tokens: fixed, or max(0, 1 - 1 / (alpha · length)) (VAPO, arXiv:2504.05118)."""
     return spec.policy_lambda if spec.length_alpha is None else max(0.0, 1.0 - 1.0 / (spec.length_alpha * max(1, length)))

@@ -95,7 +95,7 @@ class RankEngine:
         pieces = pieces_of(batch, self._spec, self._ranks.rank, self._ranks.size)
         norm, step = self._step(pieces, batch.totals, rate)
         check_gradient(norm, batch.step)
-        self._ranks.reduce(step.stats.sums, step.stats.largest_ratio)
+        self._ranks.reduce(step.stats.sums, step.stats.largest)
         return step.metrics(batch, rate, norm)
 
     def weight(self, name: str) -> torch.Tensor:

@@ -128,18 +128,11 @@ def test_positions_and_sight_are_of_the_sequence_and_not_of_the_row():
     assert [row.nonzero().flatten().tolist() for row in layout.visible(window=2)] == [[0, 4], [0, 1], [2], [2, 3], [3, 4], [4, 5]]
 
 
-def test_padding_is_roots_of_its_own_and_leaves_the_rest():
+def test_padding_is_of_the_ids_alone_and_in_no_segment():
     batch = pack_groups([torch.arange(30)] * 8, [torch.arange(9)] * 8)
     padded, tokens = batch.padded(100), batch.layout.tokens
-    assert padded.input_ids.shape == padded.position_ids.shape == (1, 100)
-    assert torch.equal(padded.layout.visible()[:tokens, :tokens], batch.layout.visible())
-    assert not padded.layout.visible()[:tokens, tokens:].any()
-    assert torch.equal(padded.position_ids[0], padded.layout.position_ids())
+    assert padded.input_ids.tolist() == [[*batch.input_ids[0].tolist(), *[0] * (100 - tokens)]]
+    assert padded.position_ids is batch.position_ids
+    assert padded.layout is batch.layout
     assert padded.selected is batch.selected
     assert batch.padded(tokens) is batch
-
-
-def test_a_batch_of_short_groups_has_no_long_one_when_it_is_padded():
-    batch = pack_groups([torch.arange(30)] * 8, [torch.arange(9)] * 8)
-    assert not batch.layout.runs
-    assert not batch.padded(batch.layout.tokens + 31).layout.runs

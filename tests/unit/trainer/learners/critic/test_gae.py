@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gradbus.spec import CriticSpec
-from gradbus_trainer.learners.critic.gae import generalized_advantages, policy_lambda
+from gradbus_trainer.learners.critic.gae import generalized_advantages, policy_lambda, vtrace_corrections
 
 tokens = st.lists(st.tuples(st.floats(-5, 5), st.floats(-3, 3)), max_size=9)
 sequences = st.lists(st.tuples(tokens, st.floats(0, 1)), min_size=1, max_size=5)
@@ -77,3 +77,42 @@ def test_lambda_grows_with_the_length(alpha, length, lam):
 
 def test_a_fixed_lambda_is_the_same_for_all_lengths():
     assert [policy_lambda(CriticSpec(), length) for length in (1, 1000)] == [0.95, 0.95]
+
+
+steps = st.lists(st.tuples(st.floats(-5, 5), st.floats(-3, 3), st.floats(-4, 4)), min_size=1, max_size=7)
+
+
+def vtrace_written_out(values, rewards, ratios, lam, gamma):
+    """v_t - V_t as the sum of equation 1: of delta_s, weighted by the product of c between t and s, and by rho_s."""
+    after = [*values[1:], 0.0]
+    rho = [min(1.0, float(np.exp(x))) for x in ratios]
+    delta = [rho[s] * (rewards[s] + gamma * after[s] - values[s]) for s in range(len(values))]
+
+    def trace(t, s):
+        product = 1.0
+        for i in range(t, s):
+            product *= lam * min(1.0, float(np.exp(ratios[i])))
+        return product
+
+    return [sum(gamma ** (s - t) * trace(t, s) * delta[s] for s in range(t, len(values))) for t in range(len(values))]
+
+
+@given(steps, st.floats(0, 1), st.floats(0, 1))
+def test_vtrace_is_the_sum_of_its_paper(rows, lam, gamma):
+    values, rewards, ratios = np.array(rows, dtype=np.float64).T
+    found = vtrace_corrections(values, rewards, ratios, lam, gamma)
+    assert found.tolist() == pytest.approx(vtrace_written_out(values, rewards, ratios, lam, gamma), rel=1e-12, abs=1e-12)
+
+
+def test_vtrace_of_three_tokens_of_which_the_second_became_half_as_likely():
+    """By hand: deltas .1, .5 · .1, .3 and traces 1, .5, 1; a token that became more likely counts once."""
+    found = vtrace_corrections(*arrays([[0.5, 0.6, 0.7], [0.0, 0.0, 1.0], [0.0, np.log(0.5), np.log(3.0)]]), 1.0)
+    assert found.tolist() == pytest.approx([0.1 + 0.05 + 0.15, 0.05 + 0.15, 0.3], abs=1e-12)
+
+
+@given(steps, st.floats(0, 1), st.floats(0, 1))
+def test_vtrace_on_policy_is_gae(rows, lam, gamma):
+    values, rewards, _ = np.array(rows, dtype=np.float64).T
+    [advantages] = generalized_advantages([values], [rewards], [lam], gamma)
+    found = vtrace_corrections(values, rewards, np.zeros_like(values), lam, gamma)
+    assert found.tolist() == pytest.approx(advantages.tolist(), rel=1e-12, abs=1e-12)

@@ -26,6 +26,8 @@ const REWARD = {
   },
 };
 
+const REWARD_RANGE = of("Range of rewards", "smallest and largest reward of the step's samples", { reward_min: "smallest", reward_max: "largest" }, fixed, false);
+
 const evaluation = ({ evaluation: { metric } }) => ({
   options: { title: "Held-out", explanation: `${metric} on held-out rows, by version`, format: fixed, points: true, series: [{ label: metric }] },
   data: ({ evaluations }) => [evaluations.versions, evaluations.scores],
@@ -43,7 +45,7 @@ const HELD_OUT_ACCURACY = {
 const heldOut = (spec) => (!spec.data?.eval ? [] : trainsPairs(spec) ? [HELD_OUT_LOSS, HELD_OUT_ACCURACY] : [HELD_OUT_LOSS]);
 
 const sampled = (spec) => [
-  ...(readsRewards(spec) ? [REWARD] : []), ...(spec.teacher ? [TEACHER] : []), evaluation(spec), SPEED, ENTROPY,
+  ...(readsRewards(spec) ? [REWARD, REWARD_RANGE] : []), ...(spec.teacher ? [TEACHER] : []), evaluation(spec), SPEED, ENTROPY,
   of("KL", "divergence from the base model; 0 without a KL term", { kl: "kl" }),
   LENGTH,
   of("Clipped", "share of tokens that the trust region bounds below / above", { clip_low: "low", clip_high: "high" }, exactPercent),
@@ -60,13 +62,19 @@ const CRITIC = [
 ];
 
 const OUTLIERS = of("Outliers", "share of tokens whose squared log-ratio is too large to move the policy", { outliers: "share" }, exactPercent);
+const DISTANCE = of("Distance of the policies", "total variation between the one that sampled and the trained one; 0 on-policy, at most 1", { total_variation: "distance" });
+const DRIFT = of("Drift", "mean square of the log-ratio of trained and sampling policy", { drift: "drift" });
+const LIKELIHOOD = of("Best samples", "negative log-likelihood of the groups' best samples, in nats per token", { nll: "nll" });
+const LARGEST_KL = of("Largest KL", "of a token to the reference, in nats; a jump is one token that became unlikely", { kl_max: "largest" });
 const STEP_KL = of("KL of the step", "from the policy before the step to that of its last update, in nats", { step_kl: "kl" });
 
 /** Of the axes of an algorithm that few runs use. */
 const optional = ({ algorithm, trainer }) => {
   const coefficients = { ...(algorithm.kl_control ? { kl_coefficient: "KL" } : {}), ...(algorithm.entropy_control ? { entropy_coefficient: "entropy" } : {}) };
   return [
-    ...(algorithm.second_moment ? [OUTLIERS] : []), ...(trainer.inner?.stop_kl ? [STEP_KL] : []),
+    ...(algorithm.kl ? [LARGEST_KL] : []),
+    ...(algorithm.second_moment ? [OUTLIERS] : []), ...(algorithm.centering ? [DISTANCE] : []),
+    ...(algorithm.drift ? [DRIFT] : []), ...(algorithm.nll ? [LIKELIHOOD] : []), ...(trainer.inner?.stop_kl ? [STEP_KL] : []),
     ...(Object.keys(coefficients).length ? [of("Coefficients", "of the loss, as their controllers set them", coefficients)] : []),
   ];
 };

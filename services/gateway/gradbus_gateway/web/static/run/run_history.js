@@ -1,9 +1,9 @@
 // A run's history: its metrics as columns, its evaluations, and its other events.
 const COLUMNS = [
-  "reward", "reward_std", "entropy", "kl", "teacher_kl", "response_length", "truncated", "clip_low", "clip_high", "staleness_mean", "staleness_max",
+  "reward", "reward_std", "reward_min", "reward_max", "entropy", "kl", "kl_max", "teacher_kl", "response_length", "truncated", "clip_low", "clip_high", "staleness_mean", "staleness_max",
   "tokens", "grad_norm", "logprob_diff", "filtered", "dropped", "explained_variance", "value_loss",
   "loss", "learning_rate", "accuracy", "margin", "chosen_logprob", "rejected_logprob", "chosen_score", "rejected_score",
-  "desirable_logratio", "undesirable_logratio",
+  "desirable_logratio", "undesirable_logratio", "outliers", "total_variation", "step_kl", "drift", "nll", "kl_coefficient", "entropy_coefficient",
 ];
 const MAX_EVENTS = 400;
 const scoreOf = ({ loss, accuracy }) => (loss === undefined ? accuracy : loss);

@@ -1,0 +1,98 @@
+"""`gradbus data check`: what a run would read of its datasets, before it is submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Final
+
+from gradbus.datasets.prepare import DatasetFile, RowPlan, checked_row, passes, rows_of
+from gradbus.datasets.rows import GivenRow
+from gradbus.errors import DatasetError
+from gradbus.tokenizer.encoder import PromptEncoder
+
+SHOWN_FAULTS: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ShownRow:
+    """A row as the model sees it."""
+
+    where: str
+    text: str
+    """The prompt after the chat template, without special tokens; as given, if there is no tokenizer."""
+    prompt_tokens: int | None
+    response_tokens: Sequence[int]
+
+
+@dataclass(slots=True)
+class PartReport:
+    """What was found in a dataset, or in a part of a mixture."""
+
+    name: str
+    files: int
+    weight: float | None = None
+    rows: int = 0
+    left_out: int = 0
+    refused: int = 0
+    faults: list[str] = field(default_factory=list)
+    """The first reasons why rows are refused."""
+    columns: list[str] = field(default_factory=list)
+    """Those of the first row."""
+    shown: list[ShownRow] = field(default_factory=list)
+    encoded: int = 0
+    """Rows whose tokens were counted."""
+    tokens: tuple[int, float, int] | None = None
+    """Fewest, median and most tokens of their prompts."""
+
+    def refuse(self, error: DatasetError) -> None:
+        """Notes a row that is refused."""
+        self.refused += 1
+        if len(self.faults) < SHOWN_FAULTS:
+            self.faults.append(str(error))
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """How much is looked at."""
+
+    plan: RowPlan
+    encoder: PromptEncoder | None
+    shown: int
+    encoded: int
+    """Rows that are encoded; all are checked."""
+
+
+def check_part(report: PartReport, files: Sequence[DatasetFile], check: Check) -> None:
+    """Reads all rows into `report`. A file that cannot be read further, as one of no JSON, ends it with a fault."""
+    counts: list[int] = []
+    try:
+        for number, (where, given) in enumerate(rows_of(files), start=1):
+            try:
+                row, read = checked_row(given, check.plan, where)
+                if not passes(row, read, check.plan):
+                    report.left_out += 1
+                    continue
+                report.columns = report.columns or list(row)
+                found = _encoded(read, where, number, check) if len(counts) < check.encoded else None
+            except DatasetError as error:
+                report.refuse(error)
+                continue
+            report.rows += 1
+            if found is not None:
+                counts += [] if found.prompt_tokens is None else [found.prompt_tokens]
+                report.shown += [found] if len(report.shown) < check.shown else []
+    except DatasetError as error:
+        report.refuse(error)
+    if counts:
+        report.encoded, report.tokens = len(counts), (min(counts), median(counts), max(counts))
+
+
+def _encoded(read: GivenRow, where: str, number: int, check: Check) -> ShownRow | None:
+    if check.encoder is None:
+        return ShownRow(where, read.prompt if isinstance(read.prompt, str) else str(read.prompt), None, ())
+    ids = check.encoder.encode(read.prompt, number)
+    responses = check.encoder.encode_responses(read.prompt, read.responses, len(ids), number) if read.responses else []
+    [text] = check.encoder.decode([ids])
+    return ShownRow(where, text, len(ids), [len(response) for response in responses])

@@ -1,0 +1,144 @@
+"""A plan: what fits on which card, how long a step takes, how to divide cards, and which setting would help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, get_args
+
+from gradbus.formats.model_config import ModelConfig
+from gradbus.plan.cards import Card
+from gradbus.plan.memory import Bill, Tenant
+from gradbus.plan.times import StepTimes, step_times
+from gradbus.plan.workload import Workload
+from gradbus.spec import RunSpec
+from gradbus.spec.rollout_faults import placement_faults
+
+Placement = Literal["separate", "shared", "timed"]
+_TRAINER_CHANGES: Final[Mapping[str, dict[str, Any]]] = {
+    'trainer.dtype = "bf16"': {"dtype": "bf16"},
+    "trainer.gradient_checkpointing = true": {"gradient_checkpointing": True},
+    "[trainer.lora]": {"lora": {}},
+    "trainer.deepspeed.zero_stage = 3": {"deepspeed": {"zero_stage": 3}},
+    'trainer.deepspeed.offload = "optimizer"': {"deepspeed": {"zero_stage": 2, "offload": "optimizer"}},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """A card with its tenants."""
+
+    tenants: tuple[Tenant, ...]
+    needed: int
+    """Bytes."""
+    available: int
+
+    @property
+    def fits(self) -> bool:
+        """Whether there is room for all."""
+        return self.needed <= self.available
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """How cards are divided."""
+
+    placement: Placement
+    trainers: int
+    rollouts: int
+    rooms: tuple[Room, ...]
+    """One of each kind of card."""
+    times: StepTimes
+
+    @property
+    def fits(self) -> bool:
+        """Whether every card has room."""
+        return all(room.fits for room in self.rooms)
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """The memory of a tenant with one other setting, where that is less."""
+
+    setting: str
+    tenant: Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Of a spec, a model and some cards of one kind."""
+
+    bill: Bill
+    """With the trainer's cards of the first division."""
+    card: Card
+    cards: int
+    divisions: tuple[Division, ...]
+    """The fastest that fits first, then those that do not fit."""
+    changes: tuple[Change, ...]
+
+
+def make_plan(spec: RunSpec, config: ModelConfig, workload: Workload, card: Card, cards: int = 1) -> Plan:
+    """The plan for `cards` of one kind; every placement that the spec allows is tried."""
+    bill = Bill(spec, config, workload, card.process)
+    divisions = sorted(_divisions(bill, card, cards), key=lambda division: (not division.fits, division.times.step))
+    if divisions:
+        bill = replace(bill, ranks=divisions[0].trainers)
+    return Plan(bill, card, cards, tuple(divisions), tuple(_changes(bill)))
+
+
+def _divisions(bill: Bill, card: Card, cards: int) -> Iterator[Division]:
+    for placement in get_args(Placement):
+        if not _allows(bill.spec, placement):
+            continue
+        for trainers, rollouts in _shares(bill, placement, cards):
+            ranked = replace(bill, ranks=trainers)
+            rooms = tuple(_rooms(ranked, card, placement))
+            yield Division(placement, trainers, rollouts, rooms, step_times(ranked, card, max(1, rollouts), placement))
+
+
+def _shares(bill: Bill, placement: Placement, cards: int) -> Iterator[tuple[int, int]]:
+    """Cards of the trainer and of rollouts. One run has one trainer; several ranks need DeepSpeed."""
+    reference = 0 if bill.reference is None else 1
+    ranks = cards if bill.spec.trainer.backend == "deepspeed" else 1
+    if bill.spec.trains_given:
+        yield from ((trainers, 0) for trainers in range(1, ranks + 1) if placement == "separate")
+    elif placement == "separate":
+        yield from ((trainers, cards - reference - trainers) for trainers in range(1, ranks + 1) if cards - reference - trainers > 0)
+    else:
+        yield 1, 1
+
+
+def _rooms(bill: Bill, card: Card, placement: Placement) -> Iterator[Room]:
+    rollout = bill.spec.rollout.model_copy(update={"placement": placement})
+    trainer, engine = bill.trainer, bill.engine
+    if placement == "timed" and engine is not None:
+        yield Room((trainer, engine), max(trainer.bytes, engine.bytes), card.memory)
+    elif placement == "shared" and engine is not None:
+        yield Room((trainer,), trainer.bytes, int(rollout.trainer_memory * card.memory))
+        yield Room((engine,), engine.bytes, int((rollout.engine_memory or 0.0) * card.memory))
+    else:
+        yield from (Room((tenant,), tenant.bytes, card.memory) for tenant in (trainer, engine) if tenant is not None)
+    if (reference := bill.reference) is not None:
+        yield Room((reference,), reference.bytes, card.memory)
+
+
+def _allows(spec: RunSpec, placement: Placement) -> bool:
+    fraction = None if placement == "separate" else spec.rollout.memory_fraction
+    sections = dict(spec) | {"rollout": spec.rollout.model_copy(update={"placement": placement, "memory_fraction": fraction})}
+    return not any(placement_faults(sections))
+
+
+def _changes(bill: Bill) -> Iterator[Change]:
+    trainer, rollout = bill.spec.trainer, bill.spec.rollout
+    halved = max(1, trainer.micro_batch_tokens // 2)
+    for setting, update in {**_TRAINER_CHANGES, f"trainer.micro_batch_tokens = {halved}": {"micro_batch_tokens": halved}}.items():
+        if "deepspeed" in update and trainer.backend != "deepspeed":
+            continue
+        changed = type(trainer).model_validate(trainer.model_dump(exclude_unset=True) | update)
+        other = replace(bill, spec=bill.spec.model_copy(update={"trainer": changed}))
+        if other.trainer.bytes < bill.trainer.bytes:
+            yield Change(setting, other.trainer)
+    slots = max(4, rollout.slots // 2)
+    engine = replace(bill, spec=bill.spec.model_copy(update={"rollout": rollout.model_copy(update={"slots": slots})})).engine
+    if engine is not None and slots < rollout.slots:
+        yield Change(f"rollout.slots = {slots}", engine)

@@ -1,0 +1,72 @@
+"""MLflow: a run of an experiment, found again by its tag."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param
+
+from gradbus.trackers.points import EVENT, Point
+from gradbus.trackers.sink import TrackedRun
+
+EXPERIMENT: Final = "gradbus"
+_TAG: Final = "gradbus.run_id"
+_MAX_METRICS: Final = 1000
+_MAX_PARAMS: Final = 100
+_MAX_VALUE: Final = 500
+_STATES: Final[Mapping[str, str]] = {"succeeded": "FINISHED", "failed": "FAILED", "cancelled": "KILLED"}
+
+
+class MlflowSink:
+    """A batch of metrics is not stored as one: each point's event comes last, and what is there of the point after it is not sent again."""
+
+    def __init__(self, target: str, run: TrackedRun) -> None:
+        self._client = MlflowClient(tracking_uri=target or None)
+        experiment = self._client.get_experiment_by_name(EXPERIMENT)
+        experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(EXPERIMENT)
+        found = self._client.search_runs([experiment_id], f"tags.`{_TAG}` = '{run.run_id}'")
+        if found:
+            self._id = found[0].info.run_id
+        else:
+            self._id = self._client.create_run(experiment_id, tags={_TAG: run.run_id}, run_name=run.title).info.run_id
+        params = dict(_flat("", run.spec))
+        unset = [Param(name, value) for name, value in params.items() if not found or name not in found[0].data.params]
+        for start in range(0, len(unset), _MAX_PARAMS):
+            self._client.log_batch(self._id, params=unset[start : start + _MAX_PARAMS])
+        self.written = max((int(metric.value) for metric in self._history(EVENT)), default=0)
+        self._is_first = True
+
+    def write(self, points: Sequence[Point]) -> None:
+        """See `Sink.write`."""
+        metrics: list[Metric] = []
+        for point in points:
+            values = {name: value for name, value in point.values.items() if name != EVENT} | {EVENT: point.values[EVENT]}
+            if self._is_first:
+                values = {name: value for name, value in values.items() if not self._has(name, point.step)}
+                self._is_first = False
+            metrics += [Metric(name, value, int(1000 * point.unix_seconds), point.step) for name, value in values.items()]
+        for start in range(0, len(metrics), _MAX_METRICS):
+            self._client.log_batch(self._id, metrics=metrics[start : start + _MAX_METRICS])
+
+    def close(self, state: str) -> None:
+        """See `Sink.close`."""
+        if state in _STATES:
+            self._client.set_terminated(self._id, _STATES[state])
+
+    def _has(self, name: str, step: int) -> bool:
+        return name != EVENT and any(metric.step == step for metric in self._history(name))
+
+    def _history(self, name: str) -> Sequence[Metric]:
+        known = self._client.get_run(self._id).data.metrics
+        return self._client.get_metric_history(self._id, name) if name in known else []
+
+
+def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """The fields of a spec by their dotted paths, of which long texts are cut."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _flat(f"{name}.{key}" if name else key, part)
+    elif value is not None and not name.startswith("model.files."):
+        yield name, str(value)[:_MAX_VALUE]

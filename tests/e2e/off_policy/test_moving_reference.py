@@ -1,0 +1,36 @@
+"""A KL to a version of the run itself."""
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+
+@torch.no_grad()
+def response_logprobs(model, tokens):
+    """Float64, `[T]`."""
+    prompt, ids = tokens["prompt_ids"], tokens["ids"]
+    logits = model(torch.tensor([[*prompt, *ids]])).logits[0, len(prompt) - 1 : -1].double()
+    return logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0].numpy()
+
+
+@pytest.mark.parametrize("trainer", [{"learning_rate": 1e-2}, {"learning_rate": 3e-2, "lora": {"rank": 2}}], ids=["whole", "adapters"])
+def test_each_samples_reference_is_the_version_of_the_last_multiple(lab, spec, tmp_path, trainer):
+    """Versions of a delta transport too: those that are compared with are stored whole."""
+    algorithm = {"kl": 0.1, "kl_reference_steps": 2, "filter": "none"}
+    run = lab.train(
+        spec(algorithm=algorithm, trainer=trainer, schedule={"steps": 6}, weights={"transport": "delta"}, checkpoint={"every": 2})
+    )
+    models = {0: AutoModelForCausalLM.from_pretrained(spec()["model"]["path"])}
+    for version in (2, 4):
+        lab.client.export(run["id"], tmp_path / str(version), version)
+        models[version] = AutoModelForCausalLM.from_pretrained(tmp_path / str(version))
+    seen = set()
+    for sample in lab.client.samples(run["id"], limit=1000, include="tokens")["data"]:
+        reference = sample["versions"][0]["version"] // 2 * 2
+        seen.add(reference)
+        found = sample["tokens"]["reference_logprobs"]
+        np.testing.assert_allclose(found, response_logprobs(models[reference], sample["tokens"]), atol=5e-5)
+        other = response_logprobs(models[{0: 2, 2: 4, 4: 0}[reference]], sample["tokens"])
+        assert not np.allclose(found, other, atol=2e-4)
+    assert seen == {0, 2, 4}

@@ -1,0 +1,101 @@
+"""A deployment on a cluster ends runs in the weights of the embedded stack, whatever is killed meanwhile. The tests are in this order."""
+
+from __future__ import annotations
+
+import time
+
+import httpx2
+import pytest
+from cluster_lab import NAMESPACE, digest_of, until
+from smoke import EXAMPLE
+
+KILLED = ("conductor", "rollout", "trainer", "gateway", "weight-store", "reward", "nats", "buffer", "objects")
+
+
+def finished(client, run, spec):
+    return until(client, run)["state"], digest_of(client, run, spec["schedule"]["steps"])
+
+
+def test_a_run_by_rest_ends_in_the_weights_of_the_embedded_stack(client, spec, true_digest):
+    run = client.submit(spec, EXAMPLE)["id"]
+    assert finished(client, run, spec) == ("succeeded", true_digest)
+
+
+def test_the_gateway_asks_for_a_key(client):
+    assert httpx2.get(f"{client.url}/v1/runs", headers={"Authorization": "Bearer wrong.key"}).status_code == 401
+
+
+def test_a_container_runs_as_nobody_special_and_cannot_write_its_root(cluster):
+    looked = "id -u; grep -E '^(CapEff|NoNewPrivs|Seccomp):' /proc/self/status; touch /x 2>/dev/null && echo written || true"
+    for name in ("deploy/conductor", "deploy/trainer", "deploy/rollout", "deploy/gateway", "statefulset/nats", "statefulset/buffer"):
+        status = cluster("exec", name, "--", "sh", "-c", looked)
+        assert status.split() == ["10001", "CapEff:", "0000000000000000", "NoNewPrivs:", "1", "Seccomp:", "2"], name
+
+
+def test_pods_of_every_component_are_killed_in_one_run(cluster, client, spec, true_digest):
+    run = client.submit(spec, EXAMPLE)["id"]
+    for number, component in enumerate(KILLED):
+        assert until(client, run, 2 + 5 * number)["state"] == "running", component
+        cluster.kill(component)
+    assert finished(client, run, spec) == ("succeeded", true_digest)
+    cluster.wait()
+
+
+def test_the_buffer_is_lost_with_its_volume(cluster, client, spec, true_digest):
+    run = client.submit(spec, EXAMPLE)["id"]
+    until(client, run, 15)
+    cluster.lose_volume("buffer")
+    assert finished(client, run, spec) == ("succeeded", true_digest)
+
+
+def test_a_clustered_nats_loses_each_server_and_then_its_quorum(cluster, client, spec, true_digest):
+    if "ha" not in cluster.components:
+        pytest.skip("GRADBUS_TEST_COMPONENTS does not name ha")
+    run = client.submit(spec, EXAMPLE)["id"]
+    for number in range(3):
+        until(client, run, 5 + 10 * number)
+        cluster("delete", "pod", f"nats-{number}", "--force", "--grace-period=0", "--wait=false")
+    until(client, run, 35)
+    cluster("scale", "statefulset", "nats", "--replicas=1")
+    cluster("wait", "--for=delete", "pod/nats-1", "--timeout=120s", check=False)
+    time.sleep(20)  # nothing can be written meanwhile
+    cluster("scale", "statefulset", "nats", "--replicas=3")
+    assert finished(client, run, spec) == ("succeeded", true_digest)
+    cluster.wait()
+
+
+def test_a_node_is_lost_and_comes_back(cluster, client, spec, true_digest):
+    if not (cluster.node_off and cluster.node_on):
+        pytest.skip("GRADBUS_TEST_NODE_OFF and GRADBUS_TEST_NODE_ON are no commands that turn a node off and on")
+    run = client.submit(spec, EXAMPLE)["id"]
+    until(client, run, 10)
+    node = cluster("get", "pod", "-l", "app.kubernetes.io/component=trainer", "-o", "jsonpath={.items[0].spec.nodeName}")
+    cluster.command(cluster.node_off, node)
+    cluster("wait", "--for=condition=Ready=false", f"node/{node}", "--timeout=120s", check=False)
+    time.sleep(45)  # until the pods of the lost node have been given up
+    cluster.command(cluster.node_on, node)
+    assert finished(client, run, spec) == ("succeeded", true_digest)
+    cluster.wait()
+
+
+def test_everything_is_replaced_as_by_an_upgrade(cluster, client, spec, true_digest):
+    run = client.submit(spec, EXAMPLE)["id"]
+    until(client, run, 10)
+    cluster("rollout", "restart", *cluster("get", "deployments,statefulsets", "-o", "name").split())
+    cluster.wait()
+    assert finished(client, run, spec) == ("succeeded", true_digest)
+
+
+def test_workers_come_and_go(cluster, client, spec, true_digest):
+    run = client.submit(spec, EXAMPLE)["id"]
+    for step, replicas in ((5, 4), (30, 1)):
+        until(client, run, step)
+        cluster("scale", "deployment", "rollout", f"--replicas={replicas}")
+    assert finished(client, run, spec) == ("succeeded", true_digest)
+
+
+def test_uninstalling_leaves_nothing(cluster):
+    cluster.uninstall()
+    assert NAMESPACE not in cluster("get", "persistentvolumes", "-o", "jsonpath={.items[*].spec.claimRef.namespace}").split()
+    assert cluster("get", "namespaces", NAMESPACE, "--ignore-not-found", "-o", "name") == ""
+    assert cluster("get", "priorityclasses", "-l", "app.kubernetes.io/name=gradbus", "-o", "name") == ""

@@ -1,0 +1,102 @@
+"""`gradbus plan`: no gateway, no files but the spec and config.json."""
+
+import json
+
+import pytest
+from plan_lab import SIZES
+from typer.testing import CliRunner
+
+from gradbus.cli.__main__ import app
+from gradbus.errors import GradbusError, ModelError, SettingsError, SpecError
+
+SPEC = """
+name = "my-run"
+[model]
+path = "base"
+[data]
+train = "train.jsonl"
+[reward.grader]
+type = "python"
+file = "grader.py"
+[schedule]
+steps = 200
+"""
+
+
+@pytest.fixture
+def spec(tmp_path):
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base/config.json").write_text(json.dumps(SIZES))
+    (tmp_path / "grader.py").write_text("def grade(sample, item):\n    return 1.0\n")
+    path = tmp_path / "run.toml"
+    path.write_text(SPEC)
+    return path
+
+
+def planned(*arguments):
+    """Standard output; raises the command's error."""
+    result = CliRunner().invoke(app, ["plan", *map(str, arguments)])
+    if isinstance(result.exception, GradbusError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def test_a_plan_is_a_page_of_text(spec):
+    text = planned(spec, "--gpu", "h200", "--gpus", 2)
+    assert "Qwen2ForCausalLM, 494 million parameters" in text
+    assert "32 x 8 samples a step, 256 + 64 tokens each (means)" in text
+    assert "keys and values of 64 samples" in text
+    assert "2 x h200" in text
+    assert "separate  1 for training, 1 for rollouts: " in text
+    assert "[trainer.lora]" in text
+
+
+def test_a_plan_is_json_with_bytes_and_seconds(spec):
+    found = json.loads(planned(spec, "--json", "--set", "trainer.dtype=bf16", "--response-tokens", 100, "--prompt-tokens", 50))
+    assert found["workload"]["prompt_tokens"] == 50
+    assert found["workload"]["response_tokens"] == 100
+    assert found["card"] == {"name": "h100", "memory": 85_040_352_460, "count": 1}
+    assert [tenant["name"] for tenant in found["tenants"]] == ["trainer", "engine"]
+    for tenant in found["tenants"]:
+        assert tenant["bytes"] == sum(part["bytes"] for part in tenant["parts"])
+    assert {division["placement"] for division in found["divisions"]} == {"shared", "timed"}
+    assert found["divisions"][0]["seconds"]["step"] > found["divisions"][0]["seconds"]["train"] > 0.0
+
+
+def test_too_few_cards_are_told(spec):
+    assert "too few cards" in planned(spec, "--set", "weights.transport=broadcast")
+    assert "1 for training, 1 for rollouts" in planned(spec, "--set", "weights.transport=broadcast", "--gpus", 2)
+
+
+def test_what_does_not_fit_says_how_much_is_lacking(spec):
+    assert "does not fit, " in planned(spec, "--gpu", "l4", "--set", "rollout.slots=1024", "--set", "rollout.max_new_tokens=8192")
+
+
+def test_the_models_folder_may_be_elsewhere(spec, tmp_path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "base/config.json").rename(tmp_path / "other/config.json")
+    assert "494 million" in planned(spec, "--model", tmp_path / "other")
+    with pytest.raises(SettingsError, match="download that file of the model"):
+        planned(spec)
+
+
+def test_what_cannot_be_planned_says_why(spec, tmp_path):
+    with pytest.raises(SettingsError, match="no card is called 'h1'"):
+        planned(spec, "--gpu", "h1")
+    with pytest.raises(SpecError, match=r"trainer\.dtype"):
+        planned(spec, "--set", "trainer.dtype=fp8")
+    (tmp_path / "grader.py").unlink()
+    with pytest.raises(SpecError, match=r"reward\.grader\.file"):
+        planned(spec)
+
+
+def test_a_model_from_another_run_and_one_of_transformers_need_another_way(spec, tmp_path):
+    spec.write_text(SPEC.replace('path = "base"', 'run = "sft"'))
+    with pytest.raises(SettingsError, match="the model comes from another run"):
+        planned(spec)
+    assert "494 million" in planned(spec, "--model", tmp_path / "base")
+    falcon = {"model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"]}
+    (tmp_path / "base/config.json").write_text(json.dumps(falcon))
+    with pytest.raises(ModelError, match="computed by transformers, for which there are no plans"):
+        planned(spec, "--model", tmp_path / "base")

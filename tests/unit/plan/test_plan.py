@@ -1,0 +1,227 @@
+"""Plans: memory beside what an H100 measured, times, what fits, how cards are divided, and what another setting changes."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from plan_lab import model_config, run_spec
+
+from gradbus.errors import SettingsError
+from gradbus.plan import CARDS, ModelSize, Workload, card_of, make_plan
+from gradbus.plan.cards import GIB
+from gradbus.plan.memory import Bill
+from gradbus.plan.times import speed_of_ranks, step_times, training_operations
+
+MEASURED = json.loads((Path(__file__).parents[3] / "benchmarks/results/gpu_check_h100.json").read_text())
+ONE_MICRO_BATCH = {"micro_batch_tokens": 1 << 15, "dtype": "bf16"}
+"""The trainer of `make gpu-check`."""
+LARGER = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+}
+EXPERTS = LARGER | {
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "norm_topk_prob": True,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "vocab_size": 32_000,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+}
+
+
+def measured(name):
+    return next(check["value"] for part in MEASURED["parts"] for check in part["checks"] if check["name"] == name)
+
+
+def checked(folder, model, **trainer):
+    """The bill of the steps that `make gpu-check` makes: eight groups of eight, 512 tokens and 192."""
+    spec = run_spec(trainer=ONE_MICRO_BATCH | trainer, rollout={"max_new_tokens": 192}, schedule={"steps": 10, "groups_per_step": 8})
+    return Bill(spec, model_config(folder, **model), Workload(512, 192))
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "trainer"),
+    [
+        ("0.5B", {}, {}),
+        ("1.7B, activations computed again", LARGER, {"gradient_checkpointing": True}),
+        ("two layers of 128 experts", EXPERTS, {}),
+    ],
+)
+def test_the_trainers_memory_is_what_an_h100_measured(tmp_path, name, model, trainer):
+    bill = checked(tmp_path, model, **trainer)
+    allocated = bill.trainer.bytes - bill.process.context  # torch counts what it allocates
+    assert allocated == pytest.approx(measured(f"{name}: peak memory"), rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "trainer", "tolerance"),
+    [("0.5B", {}, {}, 0.1), ("1.7B, activations computed again", LARGER, {"gradient_checkpointing": True}, 0.1)],
+)
+def test_the_time_of_a_step_is_what_an_h100_measured(tmp_path, name, model, trainer, tolerance):
+    bill = checked(tmp_path, model, **trainer)
+    seconds = 16_384 / measured(f"{name}: packed tokens")
+    assert step_times(bill, card_of("h100"), 1, "separate").train == pytest.approx(seconds, rel=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("name", "model", "slots"), [("0.5B, 64 slots", {}, 64), ("0.5B, 256 slots", {}, 256), ("1.7B, 64 slots", LARGER, 64)]
+)
+def test_the_time_of_decoding_is_what_an_h100_measured(tmp_path, name, model, slots):
+    """Contexts of about 1,000 tokens, the prompt's share taken away."""
+    spec = run_spec(trainer={"dtype": "bf16"}, rollout={"slots": slots, "group_size": 8, "max_new_tokens": 64}, schedule={"steps": 1})
+    bill, other = (Bill(spec, model_config(tmp_path, **model), Workload(968, drawn)) for drawn in (64, 32))
+    card = card_of("h100")
+    seconds = step_times(bill, card, 1, "separate").generate - step_times(other, card, 1, "separate").generate
+    assert spec.samples_per_step * 32 / seconds == pytest.approx(measured(f"{name}: decoding"), rel=0.15)
+
+
+def test_operations_count_a_shared_prompt_once(tmp_path):
+    bill = checked(tmp_path, {})
+    alone = replace(bill, spec=run_spec(rollout={"group_size": 1, "max_new_tokens": 192}, schedule={"steps": 1, "groups_per_step": 64}))
+    prompts = 6.0 * bill.size.active * 512 * (64 - 8)
+    assert training_operations(alone) - training_operations(bill) >= prompts
+
+
+def test_parameters_and_caches_are_those_of_the_model(tmp_path):
+    size = ModelSize.of(model_config(tmp_path))
+    assert size.parameters == 494_032_768
+    assert size.cached == 24 * 2 * 2 * 64
+    assert size.active == size.parameters - size.embedding
+
+
+def test_a_token_goes_through_its_own_experts_alone(tmp_path):
+    size = ModelSize.of(model_config(tmp_path, **EXPERTS))
+    assert size.parameters - size.active - 2 * size.embedding * 0.5 == 2 * 3 * 2048 * 768 * (128 - 8)
+
+
+def test_adapters_alone_are_trained(tmp_path):
+    bill = checked(tmp_path, {}, lora={"rank": 8, "target_modules": ["q_proj", "down_proj"]})
+    assert bill.trained == 24 * 8 * ((896 + 896) + (4864 + 896))
+    assert {part.name for part in bill.trainer.parts} >= {"weights, bf16", "moments, float32"}
+
+
+@pytest.mark.parametrize(("stage", "sharded"), [(0, 0), (1, 8 + 4), (2, 8 + 4 + 4), (3, 8 + 4 + 4 + 2)])
+def test_a_stage_of_zero_shards_what_it_says(tmp_path, stage, sharded):
+    trainer = {"backend": "deepspeed", "deepspeed": {"zero_stage": stage}, "micro_batch_tokens": 1024}
+    bill = checked(tmp_path, {}, **trainer)
+    saved = bill.trainer.bytes - replace(bill, ranks=2).trainer.bytes
+    assert saved == pytest.approx(sharded * bill.size.parameters / 2, abs=10)
+
+
+def test_offloaded_state_is_on_no_card(tmp_path):
+    trainer = {"backend": "deepspeed", "deepspeed": {"zero_stage": 3, "offload": "all"}}
+    names = {part.name for part in checked(tmp_path, {}, **trainer).trainer.parts}
+    assert not names & {"weights, bf16", "weights, float32", "moments, float32"}
+
+
+def test_gradients_and_activations_are_there_at_once_only_with_several_micro_batches(tmp_path):
+    one = checked(tmp_path, {})
+    several = replace(one, spec=run_spec(trainer={"dtype": "bf16", "micro_batch_tokens": 8192}, schedule={"steps": 1}))
+    assert "gradients, float32" not in {part.name for part in one.trainer.parts}
+    assert {"gradients, float32", "activations"} <= {part.name for part in several.trainer.parts}
+
+
+def test_a_full_critic_and_a_reference_are_billed(tmp_path):
+    config = model_config(tmp_path)
+    ppo = Bill(run_spec(algorithm={"name": "ppo"}), config, Workload(256, 64))
+    assert any(part.name.startswith("critic") for part in ppo.trainer.parts)
+    assert Bill(run_spec(), config, Workload(256, 64)).reference is None
+    found = Bill(run_spec(algorithm={"kl": 0.1}), config, Workload(256, 64)).reference
+    assert found is not None
+    assert found.bytes > 4 * ModelSize.of(config).parameters
+    assert Bill(run_spec(algorithm={"kl": 0.1}, trainer={"lora": {}}), config, Workload(256, 64)).reference is None
+
+
+def test_one_card_is_shared_or_used_in_turns(tmp_path):
+    found = make_plan(run_spec(trainer={"dtype": "bf16"}), model_config(tmp_path), Workload(256, 64), card_of("h100"))
+    assert [division.placement for division in found.divisions] == ["shared", "timed"]
+    assert all(division.fits for division in found.divisions)
+    assert found.divisions[1].times.switch > 0.0
+
+
+def test_turns_need_a_schedule_that_waits(tmp_path):
+    free = run_spec(schedule={"steps": 10, "mode": "free", "max_staleness": 4})
+    found = make_plan(free, model_config(tmp_path), Workload(256, 64), card_of("h100"))
+    assert [division.placement for division in found.divisions] == ["shared"]
+
+
+def test_cards_go_where_the_time_is(tmp_path):
+    spec = run_spec(rollout={"max_new_tokens": 4096}, trainer={"backend": "deepspeed", "dtype": "bf16"})
+    best = make_plan(spec, model_config(tmp_path, **LARGER), Workload(256, 2048), card_of("h100"), 8).divisions[0]
+    assert best.placement == "separate"
+    assert best.trainers + best.rollouts == 8
+    times = [division.times.step for division in make_plan(spec, model_config(tmp_path), Workload(256, 2048), card_of("h100"), 8).divisions]
+    assert times == sorted(times)
+
+
+def test_a_plain_trainer_has_one_card(tmp_path):
+    found = make_plan(run_spec(trainer={"dtype": "bf16"}), model_config(tmp_path), Workload(256, 64), card_of("h100"), 8)
+    assert {division.trainers for division in found.divisions} == {1}
+    assert next(division.rollouts for division in found.divisions if division.placement == "separate") == 7
+
+
+def test_a_reference_has_a_card_of_its_own(tmp_path):
+    spec = run_spec(algorithm={"kl": 0.1})
+    two, three = (make_plan(spec, model_config(tmp_path), Workload(256, 64), card_of("h100"), cards) for cards in (2, 3))
+    assert "separate" not in {division.placement for division in two.divisions}
+    assert next(division.rollouts for division in three.divisions if division.placement == "separate") == 1
+
+
+def test_a_run_on_given_responses_has_no_engine(tmp_path):
+    spec = run_spec(kind="sft", reward={}, trainer={"dtype": "bf16"})
+    found = make_plan(spec, model_config(tmp_path), Workload(256, 64), card_of("rtx4090"))
+    assert found.bill.engine is None
+    assert [(division.trainers, division.rollouts) for division in found.divisions] == [(1, 0)]
+    assert found.divisions[0].times.generate == 0.0
+
+
+@pytest.mark.parametrize(("kind", "responses"), [("sft", 1), ("dpo", 2), ("kto", 2), ("reward_model", 2)])
+def test_a_row_of_given_responses_is_a_group(tmp_path, kind, responses):
+    spec = run_spec(kind=kind, reward={}, schedule={"steps": 10, "groups_per_step": 4})
+    bill = Bill(spec, model_config(tmp_path), Workload.of(spec, 100, 900))
+    assert bill.step_tokens == 4 * (100 + responses * 900)
+    assert (bill.reference is not None) == (kind in {"dpo", "kto"})
+
+
+def test_a_reward_model_has_no_head_to_speak_of(tmp_path):
+    bills = [Bill(run_spec(kind=kind, reward={}), model_config(tmp_path), Workload(256, 256)) for kind in ("dpo", "reward_model")]
+    assert training_operations(bills[1]) < training_operations(bills[0])
+    assert bills[1].trainer.bytes < bills[0].trainer.bytes
+
+
+def test_what_does_not_fit_says_which_setting_helps(tmp_path):
+    found = make_plan(run_spec(), model_config(tmp_path, **LARGER), Workload(256, 64), card_of("l4"))
+    assert not any(division.fits for division in found.divisions)
+    settings = {change.setting: change.tenant for change in found.changes}
+    assert {'trainer.dtype = "bf16"', "trainer.gradient_checkpointing = true", "[trainer.lora]", "rollout.slots = 32"} <= settings.keys()
+    assert settings["rollout.slots = 32"].bytes < found.bill.engine.bytes
+    assert settings["[trainer.lora]"].bytes < found.bill.trainer.bytes
+
+
+def test_lengths_default_to_short_prompts_and_half_of_the_longest_response():
+    assert Workload.of(run_spec(rollout={"max_new_tokens": 1000})) == Workload(256, 500)
+    assert Workload.of(run_spec(rollout={"max_new_tokens": 1000, "max_prompt_tokens": 64})) == Workload(64, 500)
+    assert Workload.of(run_spec(rollout={"max_new_tokens": 1000}), 10, 5000) == Workload(10, 1000)
+    assert Workload.of(run_spec(kind="sft", reward={})) == Workload(256, 256)
+
+
+def test_more_ranks_are_faster_but_not_as_many_times():
+    assert [round(speed_of_ranks(ranks), 2) for ranks in (1, 2, 3, 4, 8)] == [1.0, 1.8, 2.54, 3.24, 5.83]
+
+
+def test_an_unknown_card_is_named_with_the_known_ones():
+    with pytest.raises(SettingsError, match="did you mean h100"):
+        card_of("h1000")
+    assert CARDS["h100"].memory == pytest.approx(79.2 * GIB, rel=1e-3)
+    assert card_of("H200").name == "h200"

@@ -1,0 +1,44 @@
+"""Feeds one tracker with a history, and dies without a word after some points: `feeder.py HISTORY.json TO [POINTS]`."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from gradbus.trackers import TrackedRun, feed, open_sink
+
+SPEC = {"name": "sums", "schedule": {"steps": 9}, "trainer": {"learning_rate": 1e-3}}
+
+
+class Recorded:
+    """A history that has ended."""
+
+    def __init__(self, events):
+        self.events = events
+
+    def all_events(self, run_id, after=0):
+        return (event for event in self.events if event["id"] > after)
+
+    follow_events = all_events
+
+
+class Dying:
+    """A sink whose process ends after so many points."""
+
+    def __init__(self, sink, points):
+        self.sink, self.points, self.written = sink, points, sink.written
+
+    def write(self, points):
+        for point in points:
+            if not self.points:
+                os._exit(9)
+            self.sink.write([point])
+            self.points -= 1
+
+
+if __name__ == "__main__":
+    history, to, *points = sys.argv[1:]
+    sink = open_sink(to, TrackedRun("run-0123456789ab-000001", "sums", SPEC))
+    dying = Dying(sink, int(points[0]) if points else -1)
+    print(feed(Recorded(json.loads(Path(history).read_text())), "run", dying, follow=True))
+    sink.close("succeeded")

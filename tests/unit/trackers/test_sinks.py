@@ -1,0 +1,154 @@
+"""Each tracker with its own package: fed by processes that die, it has every point once."""
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from gradbus.errors import TrackerError
+from gradbus.trackers import TrackedRun, open_sink
+
+FEEDER = Path(__file__).with_name("feeder.py")
+TITLE = "sums-run-0123456789ab-000001"
+FIRST = 1 << 40
+"""Events of all runs share one count."""
+
+
+def happened():
+    """40 steps, of which a restart repeats some, and four evaluations."""
+    for number in range(40):
+        step = number if number < 25 else number - 5
+        yield "metrics", {"step": step, "reward": step / 8, "seconds": {"wait": 0.25}}
+        if number % 10 == 0:
+            yield "evaluation", {"version": number, "accuracy": number / 64}
+
+
+EVENTS = [
+    {"id": FIRST + 3 * at, "type": type_, "data": data, "created_at": f"2026-11-27T03:00:{at:02d}+00:00"}
+    for at, (type_, data) in enumerate(happened())
+]
+REWARDS = {step: step / 8 for step in range(35)}
+ACCURACIES = {version: version / 64 for version in (0, 10, 20, 30)}
+
+
+@pytest.fixture
+def fed(tmp_path):
+    """Feeds a tracker: two processes die, one goes on to the end, and one finds nothing to do."""
+    history = tmp_path / "history.json"
+    history.write_text(json.dumps(EVENTS))
+    environment = {
+        **os.environ,
+        "WANDB_MODE": "offline",
+        "WANDB_DIR": str(tmp_path),
+        "TRACKIO_DIR": str(tmp_path / "trackio"),
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+        "HOME": str(tmp_path),
+    }
+
+    def feed(to, *deaths):
+        for points in deaths:
+            assert subprocess.run([sys.executable, FEEDER, history, to, str(points)], env=environment, check=False).returncode == 9
+        written = []
+        for _ in range(2):
+            answer = subprocess.run([sys.executable, FEEDER, history, to], env=environment, check=True, capture_output=True, text=True)
+            written.append(int(answer.stdout.split()[0]))
+        return written
+
+    return feed
+
+
+def test_tensorboard_has_every_point_once(fed, tmp_path):
+    from gradbus.trackers.tensorboard import read_events
+
+    assert fed(f"tensorboard:{tmp_path}/board", 7, 11) == [39 - 7 - 11, 0]
+    [file] = (tmp_path / "board" / TITLE).iterdir()
+    events = [event for event, _ in read_events(file)]
+    assert (events[0].file_version, "tfevents" in file.name) == ("brain.Event:2", True)
+    values = [(value.tag, event.step, value.simple_value) for event in events for value in event.summary.value]
+    assert {step: value for tag, step, value in values if tag == "train/reward"} == REWARDS
+    assert {step: value for tag, step, value in values if tag == "eval/accuracy"} == ACCURACIES
+    assert max(Counter((tag, step) for tag, step, _ in values).values()) == 1
+
+
+@pytest.mark.parametrize("rest", [1, 5, 12, 30])
+def test_what_a_power_cut_left_half_written_is_written_again(fed, tmp_path, rest):
+    from gradbus.trackers.tensorboard import read_events
+
+    fed(f"tensorboard:{tmp_path}/board")
+    [file] = (tmp_path / "board" / TITLE).iterdir()
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-rest])
+    assert fed(f"tensorboard:{tmp_path}/board") == [1, 0]
+    assert file.read_bytes() == whole
+    file.write_bytes(whole[:-rest] + b"\0" * rest)
+    assert [position for _, position in read_events(file)][-1] < len(whole)
+
+
+def test_mlflow_has_every_point_once(fed, tmp_path):
+    from mlflow import MlflowClient
+
+    uri = f"file://{tmp_path}/mlruns"
+    assert fed(f"mlflow:{uri}", 7, 11)[1] == 0
+    client = MlflowClient(tracking_uri=uri)
+    [run] = client.search_runs([client.get_experiment_by_name("gradbus").experiment_id])
+    history = {name: client.get_metric_history(run.info.run_id, name) for name in ("train/reward", "eval/accuracy")}
+    assert [(metric.step, metric.value) for metric in history["train/reward"]] == list(REWARDS.items())
+    assert [(metric.step, metric.value) for metric in history["eval/accuracy"]] == list(ACCURACIES.items())
+    assert (run.info.status, run.data.params["trainer.learning_rate"]) == ("FINISHED", "0.001")
+
+
+def test_trackio_has_every_point_once(fed, tmp_path):
+    assert fed("trackio", 7, 11)[1] == 0
+    [database] = (tmp_path / "trackio").rglob("*.db")
+    with sqlite3.connect(database) as connection:
+        rows = [(step, json.loads(metrics)) for step, metrics in connection.execute("SELECT step, metrics FROM metrics ORDER BY id")]
+    assert [(step, row["train/reward"]) for step, row in rows if "train/reward" in row] == list(REWARDS.items())
+    assert [(step, row["eval/accuracy"]) for step, row in rows if "eval/accuracy" in row] == list(ACCURACIES.items())
+
+
+def test_wandb_has_every_point_once_in_the_folder_that_it_syncs(fed, tmp_path):
+    fed("wandb:sums", 7, 11)
+    [folder] = (tmp_path / "wandb").glob("offline-run-*")
+    [file] = folder.glob("*.wandb")
+    rows = list(wandb_history(file))
+    assert [(row["train/step"], row["train/reward"]) for row in rows if "train/reward" in row] == list(REWARDS.items())
+    assert [(row["eval/version"], row["eval/accuracy"]) for row in rows if "eval/accuracy" in row] == list(ACCURACIES.items())
+
+
+def wandb_history(file):
+    """What W&B's own reader finds in its file."""
+    from wandb.proto.wandb_internal_pb2 import Record
+    from wandb.sdk.internal.datastore import DataStore
+
+    store = DataStore()
+    store.open_for_scan(str(file))
+    while (data := store.scan_data()) is not None:
+        record = Record.FromString(data)
+        if record.WhichOneof("record_type") == "history":
+            yield {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+
+
+@pytest.mark.parametrize(
+    ("to", "words"),
+    [
+        ("tensorbord:/x", "no tracker is called 'tensorbord', did you mean 'tensorboard'; give one of tensorboard:DIR"),
+        ("tensorboard", "tensorboard needs a folder; write tensorboard:DIR"),
+        ("tensorboard:/proc/none", r"cannot open tensorboard:/proc/none: FileNotFoundError"),
+        ("mlflow:nowhere://x", "cannot open mlflow:nowhere://x: .*; check its address"),
+    ],
+)
+def test_a_tracker_that_cannot_be_opened_is_named(to, words):
+    with pytest.raises(TrackerError, match=words):
+        open_sink(to, TrackedRun("run", "sums", {}))
+
+
+def test_a_package_that_is_missing_is_named_with_its_extra(monkeypatch, tmp_path):
+    monkeypatch.delitem(sys.modules, "gradbus.trackers.tensorboard", raising=False)
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(TrackerError, match=r"which is not installed; install gradbus\[tensorboard\]"):
+        open_sink(f"tensorboard:{tmp_path}", TrackedRun("run", "sums", {}))
