@@ -22,7 +22,7 @@ from gradbus.spec.reward.graders import (
     TextSimilarityGrader,
 )
 from gradbus.spec.reward.protocols import PROTOCOLS, split_service
-from gradbus.spec.reward.section import RewardModelSpec, RewardSpec
+from gradbus.spec.reward.section import RewardModelSpec, RewardSpec, ScorerSpec
 from gradbus.spec.run import EVALUATED_VERSIONS, RunSpec
 from gradbus.spec.sections import (
     AncestorSpec,
@@ -85,6 +85,7 @@ __all__ = [
     "RunSpec",
     "ScheduleSpec",
     "ScoreModelGrader",
+    "ScorerSpec",
     "ScriptGrader",
     "SimpleGrader",
     "Sources",

@@ -17,7 +17,6 @@ from gradbus.spec import (
     KlControlSpec,
     LoraSpec,
     MixtureSpec,
-    MultiGrader,
     PreferenceSpec,
     RewardModelSpec,
     RowFilter,

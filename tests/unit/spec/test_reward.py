@@ -118,3 +118,28 @@ def test_a_peers_server_is_one_line(reward):
 )
 def test_a_field_that_a_server_does_not_read_or_lacks_is_a_fault(reward, field):
     assert set(faults(reward)) == {f"reward.{field}"}
+
+
+def test_a_shadow_is_a_scorer_of_its_own():
+    reward = {"grader": LENGTH, "shadow": {"peer": PEERS[0], "judge": {"grader": GOOD[0]}}}
+    assert faults(reward) == {}
+
+
+@pytest.mark.parametrize(
+    ("shadow", "field"),
+    [
+        ({}, "shadow.s"),
+        ({"grader": LENGTH, "service": "http://s"}, "shadow.s"),
+        ({"service": "ftp://s"}, "shadow.s.service"),
+        ({"service": "vllm+http://s/score"}, "shadow.s.served_model"),
+        ({"grader": CODE | {"function": "f"}}, "shadow.s.grader.function"),
+        ({"grader": {"type": "python"}}, "shadow.s.grader"),
+        ({"grader": LENGTH, "timeout_seconds": 3}, "shadow.s.timeout_seconds"),
+    ],
+)
+def test_a_faulty_shadow_is_named(shadow, field):
+    assert set(faults({"grader": LENGTH, "shadow": {"s": shadow}})) == {f"reward.{field}"}
+
+
+def test_a_reward_model_has_no_shadow():
+    assert set(faults({"model": {"path": "scorer"}, "shadow": {"s": {"grader": LENGTH}}})) == {"reward.shadow"}

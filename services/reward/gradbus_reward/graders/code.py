@@ -22,7 +22,7 @@ _WAITING: Final = 64
 
 
 class CodeParts:
-    """Tries the programs of a call side by side, equal ones of a sample's group once."""
+    """Tries the programs of a call side by side."""
 
     def __init__(self, parts: Mapping[str, CodeGrader], sandboxes: Sandboxes) -> None:
         """Raises GraderError for a template that is not well formed."""

@@ -25,8 +25,8 @@ from gradbus_reward.sandbox.pool import PoolSettings
 from gradbus_reward.scorers.results import failed_results, grader_results
 from gradbus_reward.scorers.telemetry import grade_spans
 
-Row = tuple[str, str, str]
-"""Response, finish reason and item of a sample."""
+Row = tuple[str, str, str, str]
+"""Response, finish reason, item and prompt of a sample: all that a part reads."""
 SINGLE = "grader"
 """Part name of a grader that is not `multi`."""
 
@@ -63,8 +63,10 @@ class GraderScorer:
         if not self._allowed:
             reason = "graders of type python and code are off here; set GRADBUS_PYTHON_GRADERS=true, or use a service of your own"
             return failed_results(samples, reason, "grader")
-        rows = [(sample.response, sample.finish_reason, sample.item_json or "{}") for sample in samples]
-        firsts: dict[Row, reward_pb2.Sample] = {}  # the samples of a group have the same item, and often the same text: these are graded once
+        rows = [(sample.response, sample.finish_reason, sample.item_json, sample.prompt) for sample in samples]
+        firsts: dict[
+            Row, reward_pb2.ScoreSample
+        ] = {}  # the samples of a group have the same item, and often the same text: these are graded once
         for row, sample in zip(rows, samples, strict=True):
             firsts.setdefault(row, sample)
         end = time.monotonic() + deadline_seconds - min(_RESPONSE_SECONDS, deadline_seconds / 4)

@@ -47,3 +47,16 @@ def test_a_module_of_the_operators_is_no_users_python():
     assert faults({"grader": MODULE}, python_graders=False) == []
     joined = {"type": "multi", "graders": {"a": MODULE | {"module": "os:system"}}, "calculate_output": "a"}
     assert faults({"grader": joined}) == [("reward.grader", "os")]
+
+
+@pytest.mark.parametrize(
+    ("shadow", "fault"),
+    [
+        ({"service": "http://other.example/score"}, ("reward.shadow.s.service", "other.example")),
+        ({"service": "slime+http://127.0.0.1:1/", "label": "gold"}, ("reward.shadow.s.label", "gold")),
+        ({"grader": {"type": "math", "reference": "{{ item.no }}"}}, ("reward.shadow.s.grader.reference", "`no`")),
+        ({"grader": MODULE | {"module": "os:system"}}, ("reward.shadow.s.grader", "os")),
+    ],
+)
+def test_a_shadow_is_checked_like_a_scorer(shadow, fault):
+    assert faults({"grader": CODE, "shadow": {"s": shadow}}) == [fault]
