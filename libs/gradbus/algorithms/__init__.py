@@ -1,7 +1,7 @@
 """The training algorithms, without tensors: the conductor, the gateway and the trainer ask the same code."""
 
 from gradbus.algorithms.algorithm import Algorithm
-from gradbus.algorithms.base import MAX_REWARD, UNMARKED, GroupAdvantages, SampleMarks, ScoredSample
+from gradbus.algorithms.base import MAX_REWARD, SHADOW, UNMARKED, GroupAdvantages, SampleMarks, ScoredSample
 from gradbus.algorithms.controllers import Coefficients, ControllerState, Observed, after_step, step_coefficients
 from gradbus.algorithms.estimators import ESTIMATORS
 from gradbus.algorithms.held_out import held_out_loss
@@ -12,6 +12,7 @@ from gradbus.algorithms.sequences import joined, sequences
 __all__ = [
     "ESTIMATORS",
     "MAX_REWARD",
+    "SHADOW",
     "UNMARKED",
     "Algorithm",
     "Coefficients",

@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import chain, compress
 from typing import ClassVar, Final
 
-from gradbus.algorithms.base import MAX_REWARD, GroupAdvantages, SampleMarks, ScoredSample, TokenAdvantage
+from gradbus.algorithms.base import MAX_REWARD, SHADOW, GroupAdvantages, SampleMarks, ScoredSample, TokenAdvantage
 from gradbus.algorithms.estimators import ESTIMATORS, STD_EPSILON, Estimator, ValidSamples
 from gradbus.algorithms.reward_kl import TokenKls, add_teacher, returns_to_go, token_kls
 from gradbus.algorithms.sequences import sequences
@@ -225,7 +225,7 @@ class Algorithm:
         return ValidSamples.of(
             list(compress(scores, valid)),
             list(compress(lengths, valid)) if read.reads_lengths else (),
-            [scored.components for scored in compress(rewards, valid)] if read.reads_components else (),
+            [_trained(scored.components) for scored in compress(rewards, valid)] if read.reads_components else (),
         )
 
     def _unfit(self, samples: ValidSamples, total: int) -> str:
@@ -239,6 +239,11 @@ class Algorithm:
         if self.spec.filter == "none" or any(advantages):
             return ""
         return f"all {len(samples.rewards)} valid rewards are equal" if samples.all_equal else "no valid sample has an advantage"
+
+
+def _trained(components: Mapping[str, float]) -> dict[str, float]:
+    """The components without those of shadow scorers."""
+    return {name: components[name] for name in components if not name.startswith(SHADOW)}
 
 
 def _trainable_tokens(sample: Sample) -> int:

@@ -10,6 +10,10 @@ MAX_REWARD: Final = 1e6
 """Bound of |reward|: sums of squares stay finite in float32, and so does an advantage without division by the deviation."""
 
 
+SHADOW: Final = "shadow."
+"""How the names of components begin that a shadow scorer gave. No algorithm reads them."""
+
+
 class ScoredSample(Protocol):
     """A scorer's answer for one sample; `gradbus.v1.reward_pb2.SampleReward` is one."""
 

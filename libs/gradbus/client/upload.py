@@ -42,7 +42,7 @@ def upload_local_files(spec: Mapping[str, Any], base_dir: Path, upload: Upload) 
 def inline_sources(body: Json, base_dir: Path) -> list[Fault]:
     """Replaces each `file` of graders and environment by its text. Returns the faults of files that cannot be read."""
     reward = body.get("reward")
-    graders = _inline_graders(reward.get("grader"), base_dir, "reward.grader") if isinstance(reward, dict) else ()
+    graders = _inline_rewards(reward, base_dir) if isinstance(reward, dict) else ()
     return [*graders, *_inline_source(body.get("environment"), base_dir, "environment")]
 
 
@@ -132,6 +132,15 @@ def _uploaded(path: Path, upload: Upload) -> str:
     digest = digest_of_file(path)
     upload(path, digest)
     return digest
+
+
+def _inline_rewards(reward: Json, base_dir: Path) -> Iterator[Fault]:
+    """Of the scorer that trains and of its shadows."""
+    yield from _inline_graders(reward.get("grader"), base_dir, "reward.grader")
+    shadows = reward.get("shadow")
+    for name, shadow in shadows.items() if isinstance(shadows, dict) else ():
+        if isinstance(shadow, dict):
+            yield from _inline_graders(shadow.get("grader"), base_dir, f"reward.shadow.{name}.grader")
 
 
 def _inline_graders(grader: object, base_dir: Path, where: str) -> Iterator[Fault]:

@@ -24,7 +24,7 @@ _GIVEN_SHOWN: Final = 80
 _SOURCE_CHECK: Final = str(Path(__file__).with_name("source_check.py"))
 _SOURCES_KEPT: Final = 64
 _PARSE_SECONDS: Final = 30.0
-_TEMPLATES: Final = ("input", "reference", "tests", "json_schema")
+_TEMPLATES: Final = ("input", "system", "reference", "tests", "json_schema")
 """Fields of graders that are templates, where they are text."""
 _TOO_MUCH: Final = {1, -signal.SIGXCPU}
 """How the parser ends for want of memory, or of time of the processor."""

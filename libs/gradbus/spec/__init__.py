@@ -14,6 +14,7 @@ from gradbus.spec.reward.graders import (
     MultiGrader,
     PythonGrader,
     RegexGrader,
+    ScoreModelGrader,
     ScriptGrader,
     SimpleGrader,
     StringCheckGrader,
@@ -21,7 +22,7 @@ from gradbus.spec.reward.graders import (
     TextSimilarityGrader,
 )
 from gradbus.spec.reward.protocols import PROTOCOLS, split_service
-from gradbus.spec.reward.section import RewardModelSpec, RewardSpec
+from gradbus.spec.reward.section import RewardModelSpec, RewardSpec, ScorerSpec
 from gradbus.spec.run import EVALUATED_VERSIONS, RunSpec
 from gradbus.spec.sections import (
     AncestorSpec,
@@ -83,6 +84,8 @@ __all__ = [
     "RowFilter",
     "RunSpec",
     "ScheduleSpec",
+    "ScoreModelGrader",
+    "ScorerSpec",
     "ScriptGrader",
     "SimpleGrader",
     "Sources",

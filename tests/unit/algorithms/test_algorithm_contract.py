@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradbus.algorithms import ESTIMATORS, Algorithm
+from gradbus.algorithms import ESTIMATORS, SHADOW, Algorithm
 from gradbus.spec import PRESETS, AlgorithmSpec
 from gradbus.spec.presets import CRITICS
 from gradbus.v1 import reward_pb2
@@ -180,3 +180,14 @@ def test_a_sample_that_was_cut_off_is_masked_in_its_group():
     samples = [Sample(sample_id=str(n), finish_reason=FINISH_REASON_LENGTH if n == 1 else FINISH_REASON_STOP) for n in range(3)]
     rewards = {str(n): Scored(float(n)) for n in range(3)}
     assert algorithm_of("grpo", truncated="mask").group_advantages(samples, rewards).valid == (True, False, True)
+
+
+@of_each
+@given(rewards=group_of(scored(st.floats(0, 100), st.sampled_from([OK, OK, INVALID]))), noise=st.floats(-9, 9))
+@pytest.mark.parametrize("name", PRESETS)
+def test_what_a_shadow_scorer_gives_changes_nothing(name, rewards, noise):
+    shadowed = [
+        Scored(one.reward, one.status, one.components | ({f"{SHADOW}judge": noise * n} if n % 2 else {})) for n, one in enumerate(rewards)
+    ]
+    alone, beside = judge(algorithm_of(name), rewards), judge(algorithm_of(name), shadowed)
+    assert (alone.reason, alone.advantages) == (beside.reason, beside.advantages)

@@ -114,3 +114,11 @@ def test_a_server_s_fault_is_told_with_the_user_s_own_names(folder):
     for fault in (Fault("data.eval", "not stored", digest_of(b"else")), Fault("seed", "too large", "9"), Fault("model", "no tokenizer")):
         assert with_local_names(spec, folder, fault) == fault
     assert with_local_names({"model": 7}, folder, Fault("model.path", "missing")) == Fault("model.path", "missing")
+
+
+def test_the_file_of_a_shadows_grader_becomes_its_source(tmp_path):
+    (tmp_path / "own.py").write_text("def grade(sample, item): ...")
+    reward = {"shadow": {"one": {"grader": {"type": "python", "file": "own.py"}}, "two": {"grader": {"type": "python", "file": "no.py"}}}}
+    body, faults = upload_local_files({"reward": reward}, tmp_path, pytest.fail)
+    assert body["reward"]["shadow"]["one"]["grader"] == {"type": "python", "source": "def grade(sample, item): ..."}
+    assert [fault.path for fault in faults] == ["reward.shadow.two.grader.file"]

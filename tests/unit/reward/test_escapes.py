@@ -2,14 +2,15 @@
 
 import os
 import platform
+from dataclasses import replace
 
 import pytest
 
 from gradbus.sandbox import seccomp
 from gradbus.sandbox.process import ProcessStoppedError
 from gradbus.v1 import reward_pb2
-from gradbus_reward.sandbox import process
-from gradbus_reward.sandbox.process import GraderProcess
+from gradbus_reward.graders import functions
+from gradbus_reward.sandbox.process import PYTHON, GraderProcess
 
 INVALID = reward_pb2.REWARD_STATUS_INVALID
 EPERM, EROFS, ENOSYS = 1, 30, 38
@@ -115,7 +116,8 @@ def boots_without(monkeypatch, *changes):
     """As on a kernel that lacks layers."""
     lines = "; ".join(f"c.{change}" for change in changes)
     imports = "import gradbus.sandbox.confinement as c; from gradbus_reward.sandbox import child"
-    monkeypatch.setattr(process, "_BOOT", f"import sys; sys.path[:0] = sys.argv[1:3]; {imports}; {lines}; child.main()")
+    boot = f"import sys; sys.path[:0] = sys.argv[1:3]; {imports}; {lines}; child.main()"
+    monkeypatch.setattr(functions, "PYTHON", replace(PYTHON, boot=boot))
 
 
 CHANGES = {
@@ -133,7 +135,7 @@ CHANGES = {
 
 
 async def test_the_filter_alone_keeps_files_as_they_are(grade, tmp_path, monkeypatch):
-    boots_without(monkeypatch, "_CLONE_NEWUSER = 1 << 20", "_restrict_files = lambda libc: False")
+    boots_without(monkeypatch, "_CLONE_NEWUSER = 1 << 20", "_restrict_files = lambda *_: False")
     victim = tmp_path / "blob"
     victim.write_text("content")
     deeds = ", ".join(f"lambda: {deed}" for deed in CHANGES.values())
@@ -144,7 +146,7 @@ async def test_the_filter_alone_keeps_files_as_they_are(grade, tmp_path, monkeyp
 
 
 async def test_the_root_alone_keeps_the_library_as_it_is(grade, monkeypatch):
-    boots_without(monkeypatch, "_restrict_files = lambda libc: False", "filter_calls = lambda libc: False")
+    boots_without(monkeypatch, "_restrict_files = lambda *_: False", "filter_calls = lambda libc: False")
     source = """
 import os
 def grade(s, i):

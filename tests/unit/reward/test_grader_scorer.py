@@ -226,7 +226,7 @@ async def test_a_source_that_does_not_load_is_an_error_for_all(grade):
 async def test_python_is_off_unless_the_operator_allows_it(grader_scorer, ask):
     (result,) = await grader_scorer(LENGTH, python_graders=False).score(ask("x"), 5.0)
     assert result.status == ERROR
-    assert "python graders are off" in result.reason
+    assert "graders of type python and code are off" in result.reason
 
 
 async def test_calls_side_by_side_share_the_processes(grader_scorer, ask):

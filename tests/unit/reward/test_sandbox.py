@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -17,8 +18,9 @@ from gradbus.sandbox import seccomp
 from gradbus.sandbox.confinement import Confinement
 from gradbus.sandbox.process import SourceError
 from gradbus.v1 import reward_pb2
+from gradbus_reward.graders import functions
 from gradbus_reward.sandbox import process
-from gradbus_reward.sandbox.process import GraderProcess
+from gradbus_reward.sandbox.process import PYTHON, GraderProcess
 
 OK, INVALID = reward_pb2.REWARD_STATUS_OK, reward_pb2.REWARD_STATUS_INVALID
 
@@ -284,16 +286,16 @@ async def test_a_machine_that_starts_no_process_at_all_is_not_the_users_fault(gr
     assert "no process could be started" in answer.reason
 
 
-async def test_without_isolation_nothing_runs_unless_the_operator_says_so(monkeypatch):
+async def test_without_isolation_nothing_runs_unless_the_operator_says_so():
     """A kernel that refuses both layers, played by a boot line that skips them."""
     unconfined = "import gradbus.sandbox.child as c; from gradbus.sandbox.confinement import Confinement; "
-    unconfined += "c.confine = lambda: Confinement(False, False, False); "
-    monkeypatch.setattr(
-        process, "_BOOT", f"import sys; sys.path[:0] = sys.argv[1:3]; {unconfined} from gradbus_reward.sandbox import child; child.main()"
+    unconfined += "c.confine = lambda *_: Confinement(False, False, False); "
+    program = replace(
+        PYTHON, boot=f"import sys; sys.path[:0] = sys.argv[1:3]; {unconfined} from gradbus_reward.sandbox import child; child.main()"
     )
     with pytest.raises(UserCodeError, match="seccomp"):
-        await GraderProcess.start({"grader": "def grade(s, i): return 1"}, allow_network=False)
-    grader = await GraderProcess.start({"grader": "def grade(s, i): return 1"}, allow_network=True)
+        await GraderProcess.start({"grader": "def grade(s, i): return 1"}, program, allow_network=False)
+    grader = await GraderProcess.start({"grader": "def grade(s, i): return 1"}, program, allow_network=True)
     results = []
     await grader.grade([("", "stop", "{}")], 60.0, results.append)
     assert results == [{"grader": [1.0, {}]}]
@@ -304,7 +306,8 @@ async def test_the_filter_alone_keeps_the_network_away(grade, monkeypatch):
     """As in a container, whose kernel gives no user namespaces: played by a flag that no kernel knows."""
     no_namespace = "import gradbus.sandbox.confinement as c; c._CLONE_NEWUSER = 1 << 20; "
     run = "from gradbus_reward.sandbox import child; child.main()"
-    monkeypatch.setattr(process, "_BOOT", f"import sys; sys.path[:0] = sys.argv[1:3]; {no_namespace}{run}")
+    boot = f"import sys; sys.path[:0] = sys.argv[1:3]; {no_namespace}{run}"
+    monkeypatch.setattr(functions, "PYTHON", replace(PYTHON, boot=boot))
     (answer,) = await grade(RAW_SOCKET)
     assert (answer.reward, answer.components["errno"]) == (-1.0, 1.0)
     for deed in ("fork", "kill the service", "read the service", "read a file", "change the folder", "follow a link", "signal by a pipe"):
@@ -321,7 +324,8 @@ async def until(condition, seconds=60.0):
 
 PARENT = """
 import asyncio
-from gradbus_reward.sandbox.process import GraderProcess
+from gradbus_reward.graders import functions
+from gradbus_reward.sandbox.process import PYTHON, GraderProcess
 async def main():
     grader = await GraderProcess.start({"grader": "def grade(s, i):\\n    while True: pass"}, allow_network=False)
     print("pid", grader.pid, flush=True)

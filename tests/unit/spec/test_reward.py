@@ -28,6 +28,7 @@ GOOD = [
     LENGTH,
     {"type": "tags"},
     {"type": "script"},
+    {"type": "score_model", "url": "https://judge.example/v1", "model": "m", "input": "{{ sample.output_text }}"},
     {"type": "python", "interface": "verl", "source": "def compute_score(): ...", "label": "gold"},
     {"type": "python", "interface": "trl", "module": "trl.rewards:accuracy_reward"},
 ]
@@ -62,6 +63,14 @@ def test_a_faulty_field_is_named_also_in_a_part(grader, field):
     assert set(faults({"grader": grader})) == {f"reward.grader.{field}"}
     joined = {"type": "multi", "graders": {"one": grader}, "calculate_output": "one"}
     assert set(faults({"grader": joined})) == {f"reward.grader.graders.one.{field}"}
+
+
+@pytest.mark.parametrize(
+    ("more", "field"), [({"url": "grpc://j:1"}, ".url"), ({"url": "http://j /"}, ".url"), ({"range": [1, 0]}, ""), ({"tries": 0}, ".tries")]
+)
+def test_a_judge_has_an_address_and_a_range(more, field):
+    judge = {"type": "score_model", "url": "http://j/v1", "model": "m", "input": "i"}
+    assert set(faults({"grader": judge | more})) == {f"reward.grader{field}"}
 
 
 @pytest.mark.parametrize("lengths", [{"full": 8}, {"least": 5}, {"zero": 4}])
@@ -109,3 +118,28 @@ def test_a_peers_server_is_one_line(reward):
 )
 def test_a_field_that_a_server_does_not_read_or_lacks_is_a_fault(reward, field):
     assert set(faults(reward)) == {f"reward.{field}"}
+
+
+def test_a_shadow_is_a_scorer_of_its_own():
+    reward = {"grader": LENGTH, "shadow": {"peer": PEERS[0], "judge": {"grader": GOOD[0]}}}
+    assert faults(reward) == {}
+
+
+@pytest.mark.parametrize(
+    ("shadow", "field"),
+    [
+        ({}, "shadow.s"),
+        ({"grader": LENGTH, "service": "http://s"}, "shadow.s"),
+        ({"service": "ftp://s"}, "shadow.s.service"),
+        ({"service": "vllm+http://s/score"}, "shadow.s.served_model"),
+        ({"grader": CODE | {"function": "f"}}, "shadow.s.grader.function"),
+        ({"grader": {"type": "python"}}, "shadow.s.grader"),
+        ({"grader": LENGTH, "timeout_seconds": 3}, "shadow.s.timeout_seconds"),
+    ],
+)
+def test_a_faulty_shadow_is_named(shadow, field):
+    assert set(faults({"grader": LENGTH, "shadow": {"s": shadow}})) == {f"reward.{field}"}
+
+
+def test_a_reward_model_has_no_shadow():
+    assert set(faults({"model": {"path": "scorer"}, "shadow": {"s": {"grader": LENGTH}}})) == {"reward.shadow"}

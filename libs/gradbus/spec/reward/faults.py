@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from gradbus.errors import Fault
 from gradbus.spec.reward.graders import CodeGrader, MultiGrader, PythonGrader, SimpleGrader
 from gradbus.spec.reward.protocols import HTTP, OWN, PROTOCOLS, ServiceProtocol, split_service
-from gradbus.spec.reward.section import RewardSpec
+from gradbus.spec.reward.section import RewardSpec, ScorerSpec
 
 
 def reward_faults(reward: RewardSpec) -> Iterator[Fault]:
@@ -18,15 +18,24 @@ def reward_faults(reward: RewardSpec) -> Iterator[Fault]:
     if len(given) != 1:
         shown = " and ".join(given) or "none of them"
         yield Fault("reward", "a reward has exactly one source", shown, "exactly one of `grader`, `service` and `model`")
-    yield from _service_faults(reward)
-    if reward.grader is None:
+    if reward.shadow and reward.model is not None:
+        message = "the reference service computes a reward model, and the reward service its shadows"
+        yield Fault("reward.shadow", message, "a model and shadows", "shadows beside a grader or a service")
+    for path, scorer in reward.scorers.items():
+        if path != "reward" and (scorer.grader is None) == (scorer.service is None):
+            yield Fault(path, "a shadow has exactly one source", allowed="exactly one of `grader` and `service`")
+        yield from _service_faults(scorer, path)
+        yield from _scorers_grader_faults(scorer, f"{path}.grader", reward.timeout_seconds)
+
+
+def _scorers_grader_faults(scorer: ScorerSpec, path: str, timeout_seconds: float) -> Iterator[Fault]:
+    if scorer.grader is None:
         return
-    path = "reward.grader"
-    if not isinstance(reward.grader, MultiGrader):
-        yield from _grader_faults(reward.grader, path, reward.timeout_seconds)
+    if not isinstance(scorer.grader, MultiGrader):
+        yield from _grader_faults(scorer.grader, path, timeout_seconds)
         return
-    for name, part in reward.grader.graders.items():
-        yield from _grader_faults(part, f"{path}.graders.{name}", reward.timeout_seconds)
+    for name, part in scorer.grader.graders.items():
+        yield from _grader_faults(part, f"{path}.graders.{name}", timeout_seconds)
 
 
 def _grader_faults(grader: SimpleGrader, path: str, timeout_seconds: float) -> Iterator[Fault]:
@@ -55,29 +64,29 @@ def _python_faults(grader: PythonGrader, path: str) -> Iterator[Fault]:
         yield Fault(f"{path}.label", "grade(sample, item) reads the row itself", json.dumps(grader.label), "none, or another `interface`")
 
 
-def _service_faults(reward: RewardSpec) -> Iterator[Fault]:
+def _service_faults(reward: ScorerSpec, path: str) -> Iterator[Fault]:
     """Faults of the address, and of fields that its protocol does not read or lacks."""
     protocol, url = split_service(reward.service or "")
     known = PROTOCOLS.get(protocol, ServiceProtocol())
     if reward.service is not None and not _is_address(url, OWN if not protocol else HTTP):
         message = "not the address of a scorer"
         allowed = f"grpc://host:port or http(s)://host:port/path; {', '.join(f'{name}+' for name in PROTOCOLS)} may stand before http(s)"
-        yield Fault("reward.service", message, json.dumps(reward.service)[:80], allowed)
+        yield Fault(f"{path}.service", message, json.dumps(reward.service)[:80], allowed)
     elif known.paths and not urlsplit(url).path.endswith(known.paths):
         yield Fault(
-            "reward.service", f"{protocol} has no such path for rewards", url[:80], f"a path that ends in {' or '.join(known.paths)}"
+            f"{path}.service", f"{protocol} has no such path for rewards", url[:80], f"a path that ends in {' or '.join(known.paths)}"
         )
     for field in ("label", "reward_key", "served_model", "label_token_ids"):
         given = getattr(reward, field)
-        if field not in known.reads and given != RewardSpec.model_fields[field].default:
+        if field not in known.reads and given != ScorerSpec.model_fields[field].default:
             readers = ", ".join(f"{name}+" for name, one in PROTOCOLS.items() if field in one.reads)
-            yield Fault(f"reward.{field}", "this reward does not read it", json.dumps(given), f"none, or a service with {readers}")
+            yield Fault(f"{path}.{field}", "this reward does not read it", json.dumps(given), f"none, or a service with {readers}")
     if protocol == "vllm" and reward.served_model is None:
-        yield Fault("reward.served_model", "vLLM answers only for the model that is named", "none", "the name that the server serves")
+        yield Fault(f"{path}.served_model", "vLLM answers only for the model that is named", "none", "the name that the server serves")
     is_score = protocol == "sglang" and urlsplit(url).path.endswith("/score")
     if is_score != bool(reward.label_token_ids) and protocol == "sglang":
         message = "SGLang's /score, and no other path, compares the probabilities of tokens"
-        yield Fault("reward.label_token_ids", message, json.dumps(reward.label_token_ids), "token ids with /score, none with /classify")
+        yield Fault(f"{path}.label_token_ids", message, json.dumps(reward.label_token_ids), "token ids with /score, none with /classify")
 
 
 def _is_address(url: str, schemes: tuple[str, ...]) -> bool:

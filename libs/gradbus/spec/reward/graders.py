@@ -13,6 +13,8 @@ from gradbus.spec.sections import ColumnName, Flag, Integer, Number, Section, Te
 RESPONSE: Final = "{{ sample.output_text }}"
 Pattern = Annotated[str, Field(min_length=1, max_length=4096)]
 TagName = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
+Verdict = Annotated[Number, Field(ge=-1e6, le=1e6)]
+"""What a judge may say; beyond it no reward may be."""
 Script = Literal["latin", "cyrillic", "greek", "arabic", "hebrew", "devanagari", "han", "hiragana", "katakana", "hangul", "thai"]
 
 
@@ -94,6 +96,29 @@ class CodeGrader(Part):
         return True
 
 
+class ScoreModelGrader(Part):
+    """The number that a judge gives: a language model behind OpenAI's chat completions, asked with a rubric."""
+
+    type: Literal["score_model"]
+    url: Annotated[str, Field(max_length=2048, pattern=r"^https?://[!-~]+$")] = Field(
+        description="Base URL of the server, such as http://127.0.0.1:8000/v1; `/chat/completions` is added."
+    )
+    model: Annotated[str, Field(min_length=1, max_length=400)] = Field(description="The name that the server serves.")
+    input: Template = Field(description="The rubric with the response in it. It asks for a number on the last line.")
+    system: Template | None = Field(None, description="The system message.")
+    range: tuple[Verdict, Verdict] = Field((0.0, 1.0), description="Bounds of the number; another one is no answer.")
+    temperature: Number = Field(0.0, ge=0.0, le=2.0)
+    max_tokens: Integer = Field(1024, ge=1, le=131_072, description="Of one answer.")
+    tries: Integer = Field(3, ge=1, le=10, description="Calls for one sample, where a call fails or gives no number.")
+    max_calls: Integer | None = Field(None, ge=1, le=1 << 40, description="The run fails when it has made so many calls.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.range[0] < self.range[1]:
+            raise PydanticCustomError("range", "has no numbers between its bounds", {"expected": "[lowest, highest]"})
+        return self
+
+
 class LengthGrader(Part):
     """1.0 up to a length, then less by a straight line down to 0.0 (as the soft punishment of DAPO, arXiv:2503.14476, equation 13)."""
 
@@ -173,6 +198,7 @@ SimpleGrader = Annotated[
     | RegexGrader
     | JsonSchemaGrader
     | CodeGrader
+    | ScoreModelGrader
     | LengthGrader
     | TagsGrader
     | ScriptGrader

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from gradbus.spec.reward.graders import Grader
 from gradbus.spec.reward.protocols import PROTOCOLS, split_service
 from gradbus.spec.sections import ColumnName, ModelSpec, Number, Section, TokenId
 
+ShadowName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")]
+
 
 class RewardModelSpec(ModelSpec):
     """A reward model, with the policy's tokenizer: Hugging Face's sequence classification with one label, read at the last token."""
 
 
-class RewardSpec(Section):
-    """Exactly one of `grader` (runs in Gradbus), `service` (your own scorer) and `model` (a reward model).
-
-    A run on given responses has none. One whose samples only a teacher judges has one for its held-out rows, if it has these.
-    """
+class ScorerSpec(Section):
+    """A grader, which runs in Gradbus, or a service."""
 
     grader: Grader | None = None
     service: str | None = Field(
@@ -39,13 +40,31 @@ class RewardSpec(Section):
     label_token_ids: tuple[TokenId, ...] = Field(
         (), max_length=64, description="`sglang+` with `/score`: the reward is the probability of the first among these next tokens."
     )
-    model: RewardModelSpec | None = Field(None, description="A reward model, which the reference service computes.")
-    timeout_seconds: Number = Field(
-        10.0, ge=0.1, le=3600.0, description="Deadline of one scorer call; a reward model has at least 120 s, for it may have to be loaded."
-    )
 
     @property
     def reads_label(self) -> bool:
         """Whether the service is told the reference answer, in `label`."""
         protocol, _ = split_service(self.service or "")
         return bool(protocol) and "label" in PROTOCOLS[protocol].reads
+
+
+class RewardSpec(ScorerSpec):
+    """Exactly one of `grader` (runs in Gradbus), `service` (your own scorer) and `model` (a reward model).
+
+    A run on given responses has none. One whose samples only a teacher judges has one for its held-out rows, if it has these.
+    """
+
+    model: RewardModelSpec | None = Field(None, description="A reward model, which the reference service computes.")
+    timeout_seconds: Number = Field(
+        10.0, ge=0.1, le=3600.0, description="Deadline of one scorer call; a reward model has at least 120 s, for it may have to be loaded."
+    )
+    shadow: dict[ShadowName, ScorerSpec] = Field(
+        {},
+        max_length=8,
+        description="Scorers that run beside the one that trains: their rewards are components, and never trained.",
+    )
+
+    @property
+    def scorers(self) -> dict[str, ScorerSpec]:
+        """The scorer that trains and its shadows, by the path of their sections."""
+        return {"reward": self, **{f"reward.shadow.{name}": shadow for name, shadow in self.shadow.items()}}

@@ -11,6 +11,7 @@ from gradbus.graders import ScoreResult
 from gradbus.sandbox.bounds import MAX_COMPONENT
 from gradbus.sandbox.budget import ProcessBudget
 from gradbus.v1 import reward_pb2
+from gradbus_reward.graders.verdicts import Verdicts
 from gradbus_reward.sandbox.programs import Sandboxes
 
 Sample = reward_pb2.ScoreSample
@@ -24,6 +25,7 @@ class Capacity:
 
     processes: ProcessBudget = field(default_factory=lambda: ProcessBudget(32))
     sandboxes: Sandboxes = field(default_factory=lambda: Sandboxes(4))
+    verdicts: Verdicts = field(default_factory=Verdicts)
 
 
 NOT_REACHED: Final = ScoreResult.error("no time was left for this sample; raise reward.timeout_seconds, or make the grader faster")

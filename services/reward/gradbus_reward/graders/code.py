@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -13,8 +12,9 @@ from gradbus.graders import InvalidSampleError, ScoreResult, Template
 from gradbus.sandbox.commands.run import Level, NoSandboxError, SandboxError, run_command
 from gradbus.spec import CodeGrader
 from gradbus_reward.built_in.texts import last_fenced
-from gradbus_reward.graders.base import NOT_REACHED, Parts, Sample
+from gradbus_reward.graders.base import Parts, Sample
 from gradbus_reward.graders.code_tests import TestsError, Trial, trial
+from gradbus_reward.graders.side_by_side import graded_side_by_side
 from gradbus_reward.sandbox.programs import Sandboxes
 
 _WAITING: Final = 64
@@ -22,7 +22,7 @@ _WAITING: Final = 64
 
 
 class CodeParts:
-    """Tries the programs of a call side by side, equal ones of a sample's group once."""
+    """Tries the programs of a call side by side."""
 
     def __init__(self, parts: Mapping[str, CodeGrader], sandboxes: Sandboxes) -> None:
         """Raises GraderError for a template that is not well formed."""
@@ -38,22 +38,7 @@ class CodeParts:
     async def grade(self, samples: Sequence[Sample], seconds: float) -> Sequence[Parts]:
         """The results of every sample; those that were not tried in time are an error. Raises NoSandboxError."""
         level = await self._sandboxes.level()
-        graded: list[Parts] = [dict.fromkeys(self._parts, NOT_REACHED) for _ in samples]
-        equal: dict[tuple[str, str, str], list[int]] = {}
-        for n, sample in enumerate(samples):
-            for name in self._parts:
-                equal.setdefault((name, sample.response, sample.item_json), []).append(n)
-
-        async def fill(name: str, places: Sequence[int]) -> None:
-            result = await self._result(name, samples[places[0]], level)
-            for n in places:
-                graded[n][name] = result
-
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(max(0.0, seconds)), asyncio.TaskGroup() as group:
-                for (name, _, _), places in equal.items():
-                    group.create_task(fill(name, places))
-        return graded
+        return await graded_side_by_side(self.names, samples, seconds, lambda name, sample: self._result(name, sample, level))
 
     async def close(self) -> None:
         """Nothing to close: a sandbox ends with its program."""

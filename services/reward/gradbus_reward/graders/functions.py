@@ -12,7 +12,7 @@ from gradbus.sandbox.process import ChildProgram
 from gradbus.spec import PythonGrader
 from gradbus_reward.graders.confined import ConfinedParts
 from gradbus_reward.sandbox.pool import GraderPool, PoolSettings
-from gradbus_reward.sandbox.process import FOLDER, LINE_BYTES
+from gradbus_reward.sandbox.process import FOLDER, LINE_BYTES, PYTHON
 
 
 def function_parts(
@@ -23,7 +23,7 @@ def function_parts(
     installed = {name: part for name, part in parts.items() if part.module is not None}
     if sources:
         prompts = any(part.interface != "gradbus" for part in sources.values())
-        yield ConfinedParts(tuple(sources), GraderPool(_described(sources), settings, budget), prompts=prompts)
+        yield ConfinedParts(tuple(sources), GraderPool(_described(sources), settings, budget, PYTHON), prompts=prompts)
     if installed:
         names = sorted({(part.module or "").partition(":")[0] for part in installed.values()})
         if unknown := [name for name in names if name not in modules]:

@@ -14,9 +14,6 @@ from gradbus.errors import GraderError
 from gradbus.graders import GradeFunction, InvalidSampleError, QuickGrader, ScoreResult, compiled_grader
 from gradbus_reward.graders.base import NOT_REACHED, Parts, Sample
 
-_Texts = tuple[str, str, str]
-"""Output text, finish reason, item as JSON."""
-
 
 class QuickParts:
     """Text comparisons and graders of a text's form."""
@@ -42,22 +39,15 @@ class QuickParts:
 
     def _compare(self, samples: Sequence[Sample], end: float) -> list[Parts]:
         parse = cache(json.loads)  # the samples of a group have the same row
-        found: dict[_Texts, Parts] = {}  # and often the same text
-        results = []
-        for sample in samples:
-            texts = sample.response, sample.finish_reason, sample.item_json or "{}"
-            if texts not in found:
-                found[texts] = {name: _grade(function, texts, parse, end) for name, function in self._functions.items()}
-            results.append(found[texts])
-        return results
+        return [{name: _grade(function, sample, parse, end) for name, function in self._functions.items()} for sample in samples]
 
 
-def _grade(function: GradeFunction, texts: _Texts, parse: Callable[[str], Any], end: float) -> ScoreResult:
+def _grade(function: GradeFunction, sample: Sample, parse: Callable[[str], Any], end: float) -> ScoreResult:
     if time.monotonic() > end:
         return NOT_REACHED
-    output_text, finish_reason, item_json = texts
+    fields = {"output_text": sample.response, "finish_reason": sample.finish_reason}
     try:
-        return ScoreResult(function({"output_text": output_text, "finish_reason": finish_reason}, parse(item_json)))
+        return ScoreResult(function(fields, parse(sample.item_json or "{}")))
     except InvalidSampleError as error:
         return ScoreResult.invalid(str(error))
     except (GraderError, ValueError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from gradbus.spec import RewardSpec
+from gradbus.spec import ScorerSpec
 from gradbus_reward.protocols.base import RewardProtocol
 from gradbus_reward.protocols.nemo_gym import NemoGym
 from gradbus_reward.protocols.openrlhf import OpenRlhf
@@ -12,7 +12,7 @@ from gradbus_reward.protocols.served_models import SglangClassify, SglangScore, 
 from gradbus_reward.protocols.slime import Slime
 
 
-def protocol_of(spec: RewardSpec) -> tuple[RewardProtocol, str] | None:
+def protocol_of(spec: ScorerSpec) -> tuple[RewardProtocol, str] | None:
     """The protocol and the URL of a service that has a known one before its URL."""
     name, _, url = (spec.service or "").partition("+")
     model, is_score = spec.served_model or "", urlsplit(url).path.endswith("/score")

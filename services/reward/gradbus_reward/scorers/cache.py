@@ -63,7 +63,7 @@ class ScorerCache:
         """The scorer of a run and its `[reward]` section, open at least until the block ends."""
         key = run_id, reward_json
         if key not in self._open:
-            self._open[key] = self._create(reward_json)
+            self._open[key] = self._create(run_id, reward_json)
         entry = self._open[key]
         self._open.move_to_end(key)
         entry.users += 1
@@ -91,8 +91,8 @@ class ScorerCache:
         self._close(list(self._open), "the service ends")
         await self._wait_closed()
 
-    def _create(self, reward_json: str) -> OpenScorer:
-        scorer, timeout_seconds = create_scorer(reward_json, self._settings, self._capacity), _timeout_seconds(reward_json)
+    def _create(self, run_id: str, reward_json: str) -> OpenScorer:
+        scorer, timeout_seconds = create_scorer(reward_json, self._settings, self._capacity, run_id), _timeout_seconds(reward_json)
         metrics = CallMetrics(self._metric_names(scorer_name(reward_json)))
         return OpenScorer(scorer, timeout_seconds, asyncio.Semaphore(self._concurrency), metrics)
 

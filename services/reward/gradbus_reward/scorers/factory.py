@@ -9,9 +9,10 @@ from urllib.parse import urlsplit
 from pydantic import ValidationError
 
 from gradbus.errors import GraderError
-from gradbus.spec import RewardSpec
+from gradbus.spec import RewardSpec, ScorerSpec
 from gradbus.user_services.addresses import AddressPolicy
 from gradbus_reward.graders.base import Capacity
+from gradbus_reward.graders.judge import JudgeAccess
 from gradbus_reward.protocols.table import protocol_of
 from gradbus_reward.sandbox.pool import PoolSettings
 from gradbus_reward.scorers.base import RefusingScorer, Scorer
@@ -19,6 +20,7 @@ from gradbus_reward.scorers.grader import GraderLimits, GraderScorer
 from gradbus_reward.scorers.grpc import GrpcScorer
 from gradbus_reward.scorers.http import HttpScorer
 from gradbus_reward.scorers.peer import PeerScorer
+from gradbus_reward.scorers.shadow import ShadowedScorer
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +41,29 @@ class ScorerSettings:
     """Programs of all runs' code graders at once."""
 
 
-def create_scorer(reward_json: str, settings: ScorerSettings, capacity: Capacity) -> Scorer:
+def create_scorer(reward_json: str, settings: ScorerSettings, capacity: Capacity, run_id: str = "") -> Scorer:
     """The scorer that a run's `[reward]` section names. Never raises: an invalid section gives a RefusingScorer."""
     try:
         spec = RewardSpec.model_validate_json(reward_json)
-        if spec.grader is not None:
-            return GraderScorer(spec.grader, GraderLimits(settings.python_graders, settings.modules, settings.pool), capacity)
+        scorer = _scorer(spec, settings, capacity, run_id)
+        shadows = {name: _scorer(shadow, settings, capacity, run_id) for name, shadow in spec.shadow.items()}
     except ValidationError as error:
         return RefusingScorer(f"the run's reward section is not valid: {error.errors(include_url=False)[0]['msg']}; submit the run again")
+    return ShadowedScorer(scorer, shadows) if shadows else scorer
+
+
+def _scorer(spec: ScorerSpec, settings: ScorerSettings, capacity: Capacity, run_id: str) -> Scorer:
+    if spec.grader is None:
+        return _service(spec, settings)
+    judges = JudgeAccess(settings.addresses, settings.service_keys)
+    limits = GraderLimits(settings.python_graders, settings.modules, settings.pool, judges)
+    try:
+        return GraderScorer(spec.grader, limits, capacity, run_id)
     except GraderError as error:
         return RefusingScorer(str(error))
-    return _service(spec, settings)
 
 
-def _service(spec: RewardSpec, settings: ScorerSettings) -> Scorer:
+def _service(spec: ScorerSpec, settings: ScorerSettings) -> Scorer:
     service = spec.service or ""
     if peer := protocol_of(spec):
         protocol, url = peer

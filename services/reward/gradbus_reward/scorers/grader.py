@@ -13,19 +13,20 @@ from gradbus.errors import GraderError, UserCodeError
 from gradbus.graders import QUICK_GRADERS, Formula, ScoreResult
 from gradbus.sandbox.bounds import MAX_COMPONENTS, MAX_NAME
 from gradbus.sandbox.process import SourceError
-from gradbus.spec import CodeGrader, Grader, MultiGrader, PythonGrader, SimpleGrader
+from gradbus.spec import CodeGrader, Grader, MultiGrader, PythonGrader, ScoreModelGrader, SimpleGrader
 from gradbus.v1 import reward_pb2
 from gradbus_reward.graders.base import Capacity, PartGrader, Parts, in_range
 from gradbus_reward.graders.built_in import BUILT_IN_GRADERS, BuiltInParts
 from gradbus_reward.graders.code import CodeParts
 from gradbus_reward.graders.functions import function_parts
+from gradbus_reward.graders.judge import JudgeAccess, JudgeParts
 from gradbus_reward.graders.quick import QuickParts
 from gradbus_reward.sandbox.pool import PoolSettings
 from gradbus_reward.scorers.results import failed_results, grader_results
 from gradbus_reward.scorers.telemetry import grade_spans
 
-Row = tuple[str, str, str]
-"""Response, finish reason and item of a sample."""
+Row = tuple[str, str, str, str]
+"""Response, finish reason, item and prompt of a sample: all that a part reads."""
 SINGLE = "grader"
 """Part name of a grader that is not `multi`."""
 
@@ -42,18 +43,19 @@ class GraderLimits:
     modules: Collection[str] = ()
     """Modules whose functions may be graders."""
     pool: PoolSettings = field(default_factory=PoolSettings)
+    judges: JudgeAccess = field(default_factory=JudgeAccess)
 
 
 class GraderScorer:
     """Scores by the `grader` of one run's `[reward]` section."""
 
-    def __init__(self, grader: Grader, limits: GraderLimits, capacity: Capacity) -> None:
-        """Raises GraderError for a template or formula that is not well formed."""
+    def __init__(self, grader: Grader, limits: GraderLimits, capacity: Capacity, run_id: str = "") -> None:
+        """Raises GraderError for a template or formula that is not well formed. `run_id`: whose calls of judges are counted."""
         parts: Mapping[str, SimpleGrader] = grader.graders if isinstance(grader, MultiGrader) else {SINGLE: grader}
         self._formula = _formula(grader, set(parts)) if isinstance(grader, MultiGrader) else None
         self._names = tuple(parts)
         self._allowed = limits.users_code or not any(part.runs_users_code for part in parts.values())
-        self._graders = list(_part_graders(parts, limits, capacity)) if self._allowed else []
+        self._graders = list(_part_graders(parts, limits, capacity, run_id)) if self._allowed else []
 
     async def score(self, request: reward_pb2.ScoreRequest, deadline_seconds: float) -> Sequence[reward_pb2.SampleReward]:
         """One result per sample, within the deadline."""
@@ -61,10 +63,9 @@ class GraderScorer:
         if not self._allowed:
             reason = "graders of type python and code are off here; set GRADBUS_PYTHON_GRADERS=true, or use a service of your own"
             return failed_results(samples, reason, "grader")
-        rows = [(sample.response, sample.finish_reason, sample.item_json or "{}") for sample in samples]
-        firsts: dict[
-            Row, reward_pb2.Sample
-        ] = {}  # the samples of a group have the same item, and often the same text: these are graded once
+        rows = [(sample.response, sample.finish_reason, sample.item_json, sample.prompt) for sample in samples]
+        # The samples of a group have the same item, and often the same text: these are graded once.
+        firsts: dict[Row, reward_pb2.ScoreSample] = {}
         for row, sample in zip(rows, samples, strict=True):
             firsts.setdefault(row, sample)
         end = time.monotonic() + deadline_seconds - min(_RESPONSE_SECONDS, deadline_seconds / 4)
@@ -111,7 +112,7 @@ class GraderScorer:
         return part if self._formula is None else replace(part, reason=f"{name}: {part.reason}")
 
 
-def _part_graders(parts: Mapping[str, SimpleGrader], limits: GraderLimits, capacity: Capacity) -> Iterator[PartGrader]:
+def _part_graders(parts: Mapping[str, SimpleGrader], limits: GraderLimits, capacity: Capacity, run_id: str) -> Iterator[PartGrader]:
     """What grades the parts, the quickest first."""
     if quick := _of(parts, QUICK_GRADERS):
         yield QuickParts(quick)
@@ -121,6 +122,8 @@ def _part_graders(parts: Mapping[str, SimpleGrader], limits: GraderLimits, capac
         yield from function_parts(python, limits.pool, capacity.processes, limits.modules)
     if code := _of(parts, (CodeGrader,)):
         yield CodeParts(code, capacity.sandboxes)
+    if judges := _of(parts, (ScoreModelGrader,)):
+        yield JudgeParts(judges, limits.judges, capacity.verdicts, run_id)
 
 
 def _of(parts: Mapping[str, SimpleGrader], kinds: tuple[type[Any], ...]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import pytest
 
 from gradbus.v1 import reward_pb2
 from gradbus_reward.built_in.texts import last_fenced
+from gradbus_reward.graders.confined import ATTEMPTS
 
 OK, INVALID, ERROR = reward_pb2.REWARD_STATUS_OK, reward_pb2.REWARD_STATUS_INVALID, reward_pb2.REWARD_STATUS_ERROR
 MATH = {"type": "math", "reference": "{{ item.answer }}"}
@@ -87,8 +88,11 @@ async def test_a_hostile_text_costs_its_own_sample_alone(grader_scorer, ask, kin
     grader, text = HOSTILE[kind]
     good = {"regex": "aa", "math": "12", "json_schema": '{"a": 1}'}[grader["type"]]
     scorer = grader_scorer(grader)
-    before, hostile, after = await scorer.score(ask(good, text, good), 60.0)
-    assert [(before.status, before.reward), (after.status, after.reward)] == [(OK, 1.0)] * 2
+    for _ in range(ATTEMPTS):  # on a busy machine the clock may end the process before the processor's time is up
+        before, hostile, after = await scorer.score(ask(good, text, good), 60.0)
+        assert [(before.status, before.reward), (after.status, after.reward)] == [(OK, 1.0)] * 2
+        if hostile.status != ERROR:
+            break
     assert (hostile.status, bool(hostile.reason)) in {(INVALID, True), (OK, False)}
     assert hostile.reward == 0.0
 

@@ -108,8 +108,8 @@ async def test_a_sandbox_that_breaks_is_an_error_and_no_reward(grader_scorer, as
 
 
 async def test_programs_for_which_no_time_is_left_are_scored_again_and_the_others_kept(grader_scorer, ask):
-    slow = "import time\ntime.sleep(4)\nprint(1)"
-    results = await grader_scorer(grader()).score(ask("print(4)", slow, slow + "#", slow + "##", tests=TESTS), 3.0)
+    slow = "import time\ntime.sleep(60)\nprint(1)"
+    results = await grader_scorer(grader(seconds=20.0)).score(ask("print(4)", slow, slow + "#", slow + "##", tests=TESTS), 10.0)
     assert [(result.status, result.permanent) for result in results] == [(OK, False)] + [(ERROR, False)] * 3
     assert "no time was left" in results[1].reason
 

@@ -14,11 +14,13 @@ from gradbus.spec import (
     DataSpec,
     EnvironmentSpec,
     EvaluationSpec,
+    Grader,
     LoraSpec,
     MultiGrader,
     PythonGrader,
     RewardSpec,
     RolloutSpec,
+    ScoreModelGrader,
     TrainerSpec,
     split_service,
 )
@@ -36,23 +38,32 @@ _MAX_ROUTES_BYTES: Final = 64 << 20
 
 
 def reward_faults(reward: RewardSpec, data: StoredData | None, settings: GatewaySettings) -> Iterator[Fault]:
-    """Faults of the scorer's address, of the grader for the columns of `data`, and of Python that the server does not run."""
-    if reward.service not in {None, settings.reward_service}:
-        yield from address_faults(split_service(reward.service)[1], settings)
-    if data is not None and reward.reads_label and reward.label not in data.columns:
-        yield Fault("reward.label", "not a column that every row has", reward.label, ", ".join(sorted(data.columns)[:_COLUMNS_SHOWN]))
-    if reward.grader is None:
-        return
-    if data is not None:
-        yield from check_grader(reward.grader, data.columns)
-    parts = list(reward.grader.graders.values()) if isinstance(reward.grader, MultiGrader) else [reward.grader]
+    """Faults of the scorers' addresses, of graders for the columns of `data`, and of code that the server does not run."""
+    for path, scorer in reward.scorers.items():
+        if scorer.service is not None and scorer.service != settings.reward_service:
+            yield from address_faults(split_service(scorer.service)[1], settings, f"{path}.service")
+        if data is not None and scorer.reads_label and scorer.label not in data.columns:
+            known = ", ".join(sorted(data.columns)[:_COLUMNS_SHOWN])
+            yield Fault(f"{path}.label", "not a column that every row has", scorer.label, known)
+        if scorer.grader is not None:
+            if data is not None:
+                yield from check_grader(scorer.grader, data.columns, f"{path}.grader")
+            yield from _allowance_faults(scorer.grader, settings, f"{path}.grader")
+
+
+def _allowance_faults(grader: Grader, settings: GatewaySettings, path: str) -> Iterator[Fault]:
+    """What the operator does not allow a grader."""
+    parts = list(grader.graders.values()) if isinstance(grader, MultiGrader) else [grader]
+    for part in parts:
+        if isinstance(part, ScoreModelGrader):
+            yield from address_faults(part.url, settings, path)
     for name in [part.module.partition(":")[0] for part in parts if isinstance(part, PythonGrader) and part.module is not None]:
         if name not in settings.reward_modules:
             known = ", ".join(settings.reward_modules) or "none yet"
-            yield Fault("reward.grader", "the operator allows no functions of this module (GRADBUS_REWARD_MODULES)", name, known)
+            yield Fault(path, "the operator allows no functions of this module (GRADBUS_REWARD_MODULES)", name, known)
     if not settings.python_graders and (off := [part.type for part in parts if part.runs_users_code]):
         allowed = "other graders, a service of your own; or the operator sets GRADBUS_PYTHON_GRADERS"
-        yield Fault("reward.grader", "graders of type python and code are off on this server", off[0], allowed)
+        yield Fault(path, "graders of type python and code are off on this server", off[0], allowed)
 
 
 def environment_faults(environment: EnvironmentSpec | None) -> Iterator[Fault]:

@@ -1,4 +1,4 @@
-"""Checks the text of `reward.service`. The reward service checks the addresses that it resolves to."""
+"""Checks the text of `reward.service`, and of the URLs of judges. The reward service checks the addresses that it resolves to."""
 
 from __future__ import annotations
 
@@ -10,32 +10,31 @@ from urllib.parse import urlsplit
 from gradbus.errors import Fault
 from gradbus_gateway.settings import GatewaySettings
 
-_PATH = "reward.service"
 _SCHEMES = ("grpc", "http", "https")
 _METADATA_HOSTS = ("metadata", "metadata.google.internal", "instance-data", "100.100.100.200", "fd00:ec2::254", "192.0.0.192")
 
 
-def address_faults(url: str, settings: GatewaySettings) -> Iterator[Fault]:
-    """Faults of `reward.service`; none for another scheme, which is a fault of the spec already."""
+def address_faults(url: str, settings: GatewaySettings, path: str = "reward.service") -> Iterator[Fault]:
+    """Faults of the address of a scorer or a judge; none for another scheme, which is a fault of the spec already."""
     try:
         parts = urlsplit(url)
         host, port = (parts.hostname or "").rstrip("."), parts.port
     except ValueError as error:
-        yield Fault(_PATH, f"not an address: {error}", url, "grpc://host:port or http://host:port/path")
+        yield Fault(path, f"not an address: {error}", url, "grpc://host:port or http://host:port/path")
         return
     if parts.scheme not in _SCHEMES:
         return
     if not host or (parts.scheme == "grpc" and port is None):
-        yield Fault(_PATH, "host or port is missing", url, "grpc://host:port or http://host:port/path")
+        yield Fault(path, "host or port is missing", url, "grpc://host:port or http://host:port/path")
     elif parts.username is not None or parts.password is not None:
-        yield Fault(_PATH, "an address carries no user and no password", host, "grpc://host:port or http://host:port/path")
+        yield Fault(path, "an address carries no user and no password", host, "grpc://host:port or http://host:port/path")
     elif _is_forbidden(host):
-        yield Fault(_PATH, "link-local, metadata and unspecified addresses are never called", host, "the address of your own service")
+        yield Fault(path, "link-local, metadata and unspecified addresses are never called", host, "the address of your own service")
     elif _is_loopback(host):
         if not settings.allow_loopback:
-            yield Fault(_PATH, "loopback is the server itself; only the embedded stack allows it", host, _allowed(settings))
+            yield Fault(path, "loopback is the server itself; only the embedded stack allows it", host, _allowed(settings))
     elif not any(fnmatch.fnmatchcase(host, pattern.lower()) for pattern in settings.allowed_hosts):
-        yield Fault(_PATH, "the operator does not allow this host (GRADBUS_ALLOWED_HOSTS)", host, _allowed(settings))
+        yield Fault(path, "the operator does not allow this host (GRADBUS_ALLOWED_HOSTS)", host, _allowed(settings))
 
 
 def _allowed(settings: GatewaySettings) -> str:
