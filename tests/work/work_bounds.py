@@ -24,13 +24,13 @@ BOUNDS: Final[dict[str, float]] = {
     "trainer: calls a group of four": 131,
     # Forward, loss, backward, clipping and AdamW of a model of one layer and 12 parameters, outside and inside our own operators. Short
     # groups are gathered into blocks and back: some forty operators a layer, for which each prompt is computed once.
-    "trainer: operators a step of one layer": 620,
+    "trainer: operators a step of one layer": 547,
     # A step of equal rows is a few large operators, however many rows.
     "trainer: operators a sample": 0,
     # The trainer and the weight store, with a checkpoint at every second step: events of the step and of the checkpoint, heads of version
-    # and checkpoint with a read of the latter. On a busy machine versions and checkpoints are swept apart, with a read
-    # each: half a message more.
-    "trainer: messages a step": 5,
+    # and checkpoint with a read of the latter. On a busy machine versions and checkpoints are swept apart, with a read each: half a
+    # message more.
+    "trainer: messages a step": 4,
     # PublishVersion; CommitCheckpoint at every second step.
     "trainer: calls a step": 1.5,
     # The log is read in one piece ahead of the steps.

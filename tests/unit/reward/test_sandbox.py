@@ -10,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import uvloop
 
 from gradbus.errors import UserCodeError
 from gradbus.niceness import USERS_NICENESS
@@ -142,12 +143,19 @@ async def test_when_memory_ends_it_is_killed_before_any_service():
     await grader.stop()
 
 
-async def test_it_computes_at_a_lower_priority_in_the_services_session():
-    grader = await GraderProcess.start({"grader": "def grade(s, i): return 1"}, allow_network=False)
-    own, its = (os.getpriority(os.PRIO_PROCESS, pid) for pid in (0, grader.pid))
-    assert its == min(own + USERS_NICENESS, 19)
-    assert (os.getsid(grader.pid), os.getpgid(grader.pid)) == (os.getsid(0), grader.pid)
-    await grader.stop()
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_it_computes_at_a_lower_priority_in_the_services_session_and_stands_still_when_it_is_paused(new_loop):
+    async def start_and_pause():
+        grader = await GraderProcess.start({"grader": "def grade(s, i): return 1"}, allow_network=False)
+        own, its = (os.getpriority(os.PRIO_PROCESS, pid) for pid in (0, grader.pid))
+        assert its == min(own + USERS_NICENESS, 19)
+        assert (os.getsid(grader.pid), os.getpgid(grader.pid)) == (os.getsid(0), grader.pid)
+        await until(lambda: psutil.Process(grader.pid).status() == psutil.STATUS_STOPPED)
+        await grader.grade([("text", "stop", "{}")], 60.0, print)
+        assert await grader.stop() == -signal.SIGKILL
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(start_and_pause())
 
 
 async def test_an_alarm_of_its_own_is_allowed(grade):
