@@ -100,6 +100,12 @@ def _optimal_baseline(samples: ValidSamples) -> Sequence[float]:
     return [reward - baseline for reward in samples.rewards]
 
 
+def _quantile_baseline(samples: ValidSamples) -> Sequence[float]:
+    """r_i minus the 0.4-quantile of the rewards, the least r that at least 0.4 G of them do not exceed (QAE, arXiv:2509.22611)."""
+    baseline = sorted(samples.rewards)[-(-2 * len(samples.rewards) // 5) - 1]
+    return [reward - baseline for reward in samples.rewards]
+
+
 def _maximum_likelihood(samples: ValidSamples) -> Sequence[float]:
     """(r_i - m) / m, 0 if no reward is above 0 (MaxRL, arXiv:2602.02710)."""
     mean = samples.mean
@@ -142,6 +148,7 @@ ESTIMATORS: Final[Mapping[str, Estimator]] = {
     "rloo": Estimator(_leave_one_out, "G / (G - 1) · (r - m)", by_turn=True),
     "reinforce": Estimator(_reward, "r", "one", least_samples=1, by_turn=True, by_token=True),
     "opo": Estimator(_optimal_baseline, "r - Σ l r / Σ l, where l is the number of tokens", reads_lengths=True),
+    "quantile": Estimator(_quantile_baseline, "r - the least r that 0.4 G of the samples do not exceed"),
     "maxrl": Estimator(_maximum_likelihood, "(r - m) / m, 0 if m ≤ 0", "two; no reward below 0", unfit=_negative),
     "pass_k": Estimator(_best_of_all, "best - second best for the best sample, else 0"),
     "gdpo": Estimator(

@@ -105,6 +105,11 @@ ABOUT: Final[Mapping[str, Preset]] = {
         "the plain policy gradient; on-policy samples (`schedule.max_staleness` = 0)",
         {"normalize_std": False, "importance": "none", "trust_region": "none"},
     ),
+    "qae": Preset(
+        "2509.22611",
+        "rewards of 0 and 1: learns from the rare answers of a prompt alone, which keeps the entropy",
+        {"advantage": "quantile", "clip": (0.2, 0.28)},
+    ),
     "maxrl": Preset(
         "2602.02710",
         "prompts that are hardly ever solved; rewards of 0 and more",
