@@ -1,7 +1,7 @@
 """The estimators of advantages: from the rewards of a group's valid samples to one number for each of them.
 
-G valid samples have the rewards r_i, of mean m. To add an estimator: its function, a line in ESTIMATORS, its name in
-`gradbus.spec.algorithm.EstimatorName`. Sums are by `fsum`, which rounds once, so the order of the samples does not change a bit.
+G valid samples have the rewards r_i, of mean m. To add an estimator: its function, a line in ESTIMATORS, and a preset that has its name
+(`gradbus.spec.presets`). Sums are by `fsum`, which rounds once, so the order of the samples does not change a bit.
 """
 
 from __future__ import annotations
@@ -43,6 +43,10 @@ class Estimator:
     """An estimator and what it needs."""
 
     advantages: Callable[[ValidSamples], Sequence[float]]
+    formula: str
+    """Of the advantage, as Markdown of docs/algorithms.md."""
+    needs: str = "two"
+    """Valid samples and what else, for the same table."""
     least_samples: int = 2
     """Fewest valid samples from which it says anything."""
     reads_lengths: bool = False
@@ -96,6 +100,12 @@ def _optimal_baseline(samples: ValidSamples) -> Sequence[float]:
     return [reward - baseline for reward in samples.rewards]
 
 
+def _quantile_baseline(samples: ValidSamples) -> Sequence[float]:
+    """r_i minus the 0.4-quantile of the rewards, the least r that at least 0.4 G of them do not exceed (QAE, arXiv:2509.22611)."""
+    baseline = sorted(samples.rewards)[-(-2 * len(samples.rewards) // 5) - 1]
+    return [reward - baseline for reward in samples.rewards]
+
+
 def _maximum_likelihood(samples: ValidSamples) -> Sequence[float]:
     """(r_i - m) / m, 0 if no reward is above 0 (MaxRL, arXiv:2602.02710)."""
     mean = samples.mean
@@ -134,14 +144,21 @@ def _without_components(samples: ValidSamples) -> str:
 
 
 ESTIMATORS: Final[Mapping[str, Estimator]] = {
-    "grpo": Estimator(_group_mean, by_turn=True),
-    "rloo": Estimator(_leave_one_out, by_turn=True),
-    "reinforce": Estimator(_reward, least_samples=1, by_turn=True, by_token=True),
-    "opo": Estimator(_optimal_baseline, reads_lengths=True),
-    "maxrl": Estimator(_maximum_likelihood, unfit=_negative),
-    "pass_k": Estimator(_best_of_all),
-    "gdpo": Estimator(_decoupled_components, reads_components=True, unfit=_without_components),
-    "gae": Estimator(_reward, least_samples=1, by_token=True),
-    "distill": Estimator(_nothing, least_samples=1),
+    "grpo": Estimator(_group_mean, "r - m", "two valid samples", by_turn=True),
+    "rloo": Estimator(_leave_one_out, "G / (G - 1) · (r - m)", by_turn=True),
+    "reinforce": Estimator(_reward, "r", "one", least_samples=1, by_turn=True, by_token=True),
+    "opo": Estimator(_optimal_baseline, "r - Σ l r / Σ l, where l is the number of tokens", reads_lengths=True),
+    "quantile": Estimator(_quantile_baseline, "r - the least r that 0.4 G of the samples do not exceed"),
+    "maxrl": Estimator(_maximum_likelihood, "(r - m) / m, 0 if m ≤ 0", "two; no reward below 0", unfit=_negative),
+    "pass_k": Estimator(_best_of_all, "best - second best for the best sample, else 0"),
+    "gdpo": Estimator(
+        _decoupled_components,
+        "Σ over components c of (c - mean) / (std + 1e-4)",
+        "two; two components",
+        reads_components=True,
+        unfit=_without_components,
+    ),
+    "gae": Estimator(_reward, "by token, [from a critic's values](#ppo)", "one; a critic", least_samples=1, by_token=True),
+    "distill": Estimator(_nothing, "by token, [log π_T - log μ](#distillation); no rewards", "one; a teacher", least_samples=1),
 }
 """By `algorithm.advantage`."""

@@ -6,12 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from gradbus.spec.presets import PresetName, resolve
+from gradbus.spec.presets import EstimatorName, PresetName, resolve
 from gradbus.spec.sections import Flag, Integer, Number, Section
 
 Bound = Annotated[Number, Field(ge=0.0, le=1e9)]
 Coefficient = Annotated[Number, Field(ge=0.0, le=1000.0)]
-EstimatorName = Literal["grpo", "rloo", "reinforce", "opo", "maxrl", "pass_k", "gdpo", "gae", "distill"]
 Whiten = Literal["none", "samples", "tokens"]
 
 

@@ -3,97 +3,163 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
-PresetName = Literal[
-    "grpo",
-    "dapo",
-    "dr_grpo",
-    "gspo",
-    "cispo",
-    "sapo",
-    "dppo",
-    "icepop",
-    "m2po",
-    "score_centering",
-    "rloo",
-    "reinforce_pp",
-    "reinforce_pp_baseline",
-    "opo",
-    "gpg",
-    "maxrl",
-    "pass_k",
-    "gdpo",
-    "ppo",
-    "vapo",
-    "sao",
-    "opd",
-]
 _Values = Mapping[str, Any]
 
-PRESETS: Final[Mapping[str, _Values]] = {
-    # arXiv:2402.03300; the mean over tokens is that of DAPO, as in TRL and verl.
-    "grpo": {},
-    # arXiv:2503.14476.
-    "dapo": {"clip": (0.2, 0.28), "overlong_penalty": 1.0},
-    # arXiv:2503.20783.
-    "dr_grpo": {"normalize_std": False, "aggregate": "constant", "filter": "none"},
-    # arXiv:2507.18071.
-    "gspo": {"ratio": "sequence", "clip": (3e-4, 4e-4), "aggregate": "sequence"},
-    # arXiv:2506.13585: no lower bound.
-    "cispo": {"trust_region": "cap", "clip": (1.0, 4.0)},
-    # arXiv:2511.20347.
-    "sapo": {"trust_region": "soft", "soft_temperatures": (1.0, 1.05), "aggregate": "sequence"},
-    # arXiv:2602.04879; the drift is that of prime-rl, whose default loss it is.
-    "dppo": {"normalize_std": False, "trust_region": "mass", "clip": (0.2, 0.2), "drift": 1e-3},
-    # arXiv:2510.18855.
-    "icepop": {"trust_region": "band", "clip": (0.5, 4.0)},
-    # arXiv:2510.01161.
-    "m2po": {"trust_region": "none", "second_moment": 0.04},
-    # arXiv:2609.20807, of the importance sampling that is truncated at 2.
-    "score_centering": {"trust_region": "cap", "clip": (1.0, 1.0), "centering": 64},
-    # arXiv:2402.14740.
-    "rloo": {
-        "advantage": "rloo",
-        "normalize_std": False,
-        "filter": "none",
-        "ratio": "product",
-        "trust_region": "none",
-        "aggregate": "sequence",
-        "kl": 0.05,
-        "kl_place": "reward",
-    },
-    # arXiv:2501.03262.
-    "reinforce_pp": {
-        "advantage": "reinforce",
-        "normalize_std": False,
-        "whiten": "tokens",
-        "filter": "none",
-        "kl": 0.01,
-        "kl_place": "reward",
-    },
-    # Of the same paper.
-    "reinforce_pp_baseline": {"normalize_std": False, "whiten": "tokens", "kl": 0.01, "kl_estimator": "k2", "filter": "none"},
-    # arXiv:2505.23585.
-    "opo": {"advantage": "opo", "normalize_std": False, "clip": (0.2, 0.28), "filter": "none"},
-    # arXiv:2504.02546.
-    "gpg": {"normalize_std": False, "importance": "none", "trust_region": "none"},
-    # arXiv:2602.02710.
-    "maxrl": {"advantage": "maxrl", "normalize_std": False, "clip": (0.2, 0.28), "filter": "none"},
-    # arXiv:2503.19595.
-    "pass_k": {"advantage": "pass_k", "normalize_std": False, "clip": (0.2, 0.28), "filter": "none"},
-    # arXiv:2601.05242.
-    "gdpo": {"advantage": "gdpo", "normalize_std": False, "whiten": "samples", "clip": (0.2, 0.28), "filter": "none"},
-    # arXiv:1707.06347.
-    "ppo": {"advantage": "gae", "normalize_std": False, "whiten": "tokens", "filter": "none", "kl_place": "reward"},
-    # arXiv:2504.05118.
-    "vapo": {"advantage": "gae", "normalize_std": False, "whiten": "tokens", "filter": "none", "clip": (0.2, 0.28), "nll": 0.1},
-    # arXiv:2607.07508, the bounds of its runs on mathematics.
-    "sao": {"advantage": "gae", "normalize_std": False, "filter": "none", "trust_region": "band", "clip": (0.3, 5.0)},
-    # arXiv:2306.13649, by token; the trust region is that of arXiv:2602.04879.
-    "opd": {"advantage": "distill", "normalize_std": False, "filter": "none", "trust_region": "mass", "clip": (0.2, 0.2)},
+
+class Preset(NamedTuple):
+    """A named algorithm."""
+
+    paper: str
+    """Its number at arXiv."""
+    purpose: str
+    """When to take it, as Markdown of docs/algorithms.md."""
+    values: _Values
+    """What it leaves out is as in GRPO."""
+
+
+ABOUT: Final[Mapping[str, Preset]] = {
+    # The mean over tokens is that of DAPO, as in TRL and verl.
+    "grpo": Preset("2402.03300", "the default; the mean is over tokens, as in TRL and verl", {}),
+    "dapo": Preset(
+        "2503.14476",
+        "long answers: more room for rare tokens, less reward near the limit (1)",
+        {"clip": (0.2, 0.28), "overlong_penalty": 1.0},
+    ),
+    "dr_grpo": Preset(
+        "2503.20783",
+        "no weight by length or by difficulty of the prompt",
+        {"normalize_std": False, "aggregate": "constant", "filter": "none"},
+    ),
+    "gspo": Preset(
+        "2507.18071",
+        "models with experts, whose ratios of tokens are noisy",
+        {"ratio": "sequence", "clip": (3e-4, 4e-4), "aggregate": "sequence"},
+    ),
+    # No lower bound.
+    "cispo": Preset("2506.13585", "every token keeps a gradient", {"trust_region": "cap", "clip": (1.0, 4.0)}),
+    "sapo": Preset(
+        "2511.20347", "a bound without a jump", {"trust_region": "soft", "soft_temperatures": (1.0, 1.05), "aggregate": "sequence"}
+    ),
+    # The drift is that of prime-rl, whose default loss it is.
+    "dppo": Preset(
+        "2602.04879",
+        "rare tokens may change their ratio, if they move little probability",
+        {"normalize_std": False, "trust_region": "mass", "clip": (0.2, 0.2), "drift": 1e-3},
+    ),
+    "icepop": Preset(
+        "2510.18855",
+        "stale samples, or an engine whose log-probabilities differ from the trainer's",
+        {"trust_region": "band", "clip": (0.5, 4.0)},
+    ),
+    "m2po": Preset(
+        "2510.01161",
+        "samples that are many versions old: [only outliers are bounded](#outliers-of-a-step)",
+        {"trust_region": "none", "second_moment": 0.04},
+    ),
+    # Of the importance sampling that is truncated at 2.
+    "score_centering": Preset(
+        "2609.20807",
+        "stale samples: [no drift of the whole distribution](#score-centring)",
+        {"trust_region": "cap", "clip": (1.0, 1.0), "centering": 64},
+    ),
+    "rloo": Preset(
+        "2402.14740",
+        "an unbiased gradient from few samples a prompt (2)",
+        {
+            "advantage": "rloo",
+            "normalize_std": False,
+            "filter": "none",
+            "ratio": "product",
+            "trust_region": "none",
+            "aggregate": "sequence",
+            "kl": 0.05,
+            "kl_place": "reward",
+        },
+    ),
+    "reinforce_pp": Preset(
+        "2501.03262",
+        "one sample a prompt: `rollout.group_size` = 1 (2)",
+        {
+            "advantage": "reinforce",
+            "normalize_std": False,
+            "whiten": "tokens",
+            "filter": "none",
+            "kl": 0.01,
+            "kl_place": "reward",
+        },
+    ),
+    "reinforce_pp_baseline": Preset(
+        "2501.03262",
+        "rewards whose scale differs between prompts",
+        {"normalize_std": False, "whiten": "tokens", "kl": 0.01, "kl_estimator": "k2", "filter": "none"},
+    ),
+    "opo": Preset(
+        "2505.23585",
+        "answers of very different lengths",
+        {"advantage": "opo", "normalize_std": False, "clip": (0.2, 0.28), "filter": "none"},
+    ),
+    "gpg": Preset(
+        "2504.02546",
+        "the plain policy gradient; on-policy samples (`schedule.max_staleness` = 0)",
+        {"normalize_std": False, "importance": "none", "trust_region": "none"},
+    ),
+    "qae": Preset(
+        "2509.22611",
+        "rewards of 0 and 1: learns from the rare answers of a prompt alone, which keeps the entropy",
+        {"advantage": "quantile", "clip": (0.2, 0.28)},
+    ),
+    "maxrl": Preset(
+        "2602.02710",
+        "prompts that are hardly ever solved; rewards of 0 and more",
+        {"advantage": "maxrl", "normalize_std": False, "clip": (0.2, 0.28), "filter": "none"},
+    ),
+    "pass_k": Preset(
+        "2503.19595",
+        "the best of k = `group_size` answers counts",
+        {"advantage": "pass_k", "normalize_std": False, "clip": (0.2, 0.28), "filter": "none"},
+    ),
+    "gdpo": Preset(
+        "2601.05242",
+        "several rewards: at least two components of a grader or service",
+        {"advantage": "gdpo", "normalize_std": False, "whiten": "samples", "clip": (0.2, 0.28), "filter": "none"},
+    ),
+    "ppo": Preset(
+        "1707.06347",
+        "[credit by token](#ppo), also with one sample a prompt",
+        {"advantage": "gae", "normalize_std": False, "whiten": "tokens", "filter": "none", "kl_place": "reward"},
+    ),
+    "vapo": Preset(
+        "2504.05118",
+        "[long answers](#ppo), several a prompt",
+        {"advantage": "gae", "normalize_std": False, "whiten": "tokens", "filter": "none", "clip": (0.2, 0.28), "nll": 0.1},
+    ),
+    # The bounds of its runs on mathematics.
+    "sao": Preset(
+        "2607.07508",
+        "[stale samples](#ppo), one a prompt: `rollout.group_size` = 1",
+        {"advantage": "gae", "normalize_std": False, "filter": "none", "trust_region": "band", "clip": (0.3, 5.0)},
+    ),
+    # By token; the trust region is that of arXiv:2602.04879.
+    "opd": Preset(
+        "2306.13649",
+        "[learning from a teacher](#distillation) in place of rewards; needs `[teacher]`",
+        {"advantage": "distill", "normalize_std": False, "filter": "none", "trust_region": "mass", "clip": (0.2, 0.2)},
+    ),
 }
-"""By name; what a preset leaves out is as in GRPO."""
+"""By name. To add a preset: an entry. The names of presets and estimators that a spec may have, and the tables of docs/algorithms.md,
+are made of it."""
+
+PRESETS: Final[Mapping[str, _Values]] = {name: preset.values for name, preset in ABOUT.items()}
+"""The values alone."""
+
+if TYPE_CHECKING:
+    PresetName = str
+    EstimatorName = str
+else:
+    PresetName = Literal[tuple(PRESETS)]
+    EstimatorName = Literal[tuple(dict.fromkeys(("grpo", *(values.get("advantage", "grpo") for values in PRESETS.values()))))]
 
 CRITICS: Final[Mapping[str, _Values]] = {
     "ppo": {},

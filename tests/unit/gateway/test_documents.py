@@ -9,6 +9,6 @@ from gradbus_gateway.documents import documents
 DOCS = Path(__file__).parents[3] / "docs"
 
 
-@pytest.mark.parametrize("name", sorted(documents()))
+@pytest.mark.parametrize("name", sorted(documents(DOCS)))
 def test_committed_documents_are_up_to_date(name):
-    assert (DOCS / name).read_text() == documents()[name], "run `python -m gradbus_gateway.documents docs`"
+    assert (DOCS / name).read_text() == documents(DOCS)[name], "run `python -m gradbus_gateway.documents docs`"

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gradbus import crash_points
 from gradbus.algorithms import Coefficients, learner_computes_reference
-from gradbus.errors import SettingsError
+from gradbus.errors import ModelError, SettingsError
 from gradbus.process.allocator import keep_freed_memory
 from gradbus.spec import RunSpec
 from gradbus.v1.weights_pb2 import VersionProbe
@@ -138,6 +138,8 @@ class TorchLearner:
         moments = {name: tensor for name, tensor in optimizer_tensors.items() if name not in of_critic}
         self._optimizer.check(moments)
         if self._critic is not None:
+            if moments and not of_critic:
+                raise ModelError("the checkpoint has a trained policy and no critic; resume from the run's own checkpoint")
             self._critic.restore(of_critic)
         load_weights(self._stored(), weights)
         self._optimizer.restore(moments)

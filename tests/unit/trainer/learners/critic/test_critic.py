@@ -63,6 +63,17 @@ def test_the_state_of_another_kind_is_refused_and_changes_nothing(ppo, rewarded)
     assert same(before, state(full))
 
 
+def test_a_trained_policy_without_its_critic_is_no_state(ppo, rewarded):
+    trained, fresh = ppo(), ppo()
+    trained.train(rewarded())
+    moments = {name: tensor for name, tensor in trained.optimizer_tensors().items() if not name.startswith("critic.")}
+    before = state(fresh)
+    with pytest.raises(ModelError, match="no critic; resume from the run's own checkpoint"):
+        fresh.restore(1, dict(trained.weights()), moments)
+    assert same(before, state(fresh))
+    fresh.restore(0, dict(trained.weights()), {})
+
+
 def test_a_release_and_a_resume_change_no_bit(ppo, rewarded):
     kept, moved = ppo(), ppo()
     for learner in (kept, moved):
