@@ -1,6 +1,6 @@
 """`python -m gradbus_gateway.documents docs`: writes what the code knows of the documents.
 
-These are the OpenAPI document, the run spec's JSON Schema, the pages of model families and metrics, and the tables of presets and estimators.
+These are the OpenAPI document, the run spec's JSON Schema, the pages of families and metrics, and the tables of presets and estimators.
 """
 
 from __future__ import annotations
