@@ -89,7 +89,7 @@ async def test_a_hostile_text_costs_its_own_sample_alone(grader_scorer, ask, kin
     good = {"regex": "aa", "math": "12", "json_schema": '{"a": 1}'}[grader["type"]]
     scorer = grader_scorer(grader)
     for _ in range(ATTEMPTS):  # on a busy machine the clock may end the process before the processor's time is up
-        before, hostile, after = await scorer.score(ask(good, text, good), 60.0)
+        before, hostile, after = await scorer.score(ask(good, text, good), 40.0)
         assert [(before.status, before.reward), (after.status, after.reward)] == [(OK, 1.0)] * 2
         if hostile.status != ERROR:
             break
