@@ -1,5 +1,6 @@
 """Each tracker with its own package: fed by processes that die, it has every point once."""
 
+import csv
 import json
 import os
 import sqlite3
@@ -89,6 +90,16 @@ def test_what_a_power_cut_left_half_written_is_written_again(fed, tmp_path, rest
     assert [position for _, position in read_events(file)][-1] < len(whole)
 
 
+def test_a_table_has_every_point_once(fed, tmp_path):
+    path = tmp_path / "out" / "run.csv"
+    assert fed(f"csv:{path}", 7) == [39, 39]
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(int(row["step"]), float(row["train/reward"])) for row in rows if row["group"] == "train"] == list(REWARDS.items())
+    assert [(int(row["step"]), float(row["eval/accuracy"])) for row in rows if row["group"] == "eval"] == list(ACCURACIES.items())
+    assert list(path.parent.iterdir()) == [path]
+
+
 def test_mlflow_has_every_point_once(fed, tmp_path):
     from mlflow import MlflowClient
 
@@ -137,7 +148,7 @@ def wandb_history(file):
     ("to", "words"),
     [
         ("tensorbord:/x", "no tracker is called 'tensorbord', did you mean 'tensorboard'; give one of tensorboard:DIR"),
-        ("tensorboard", "tensorboard needs a folder; write tensorboard:DIR"),
+        ("tensorboard", "tensorboard needs a place to write to; write tensorboard:DIR"),
         ("tensorboard:/proc/none", r"cannot open tensorboard:/proc/none: FileNotFoundError"),
         ("mlflow:nowhere://x", "cannot open mlflow:nowhere://x: .*; check its address"),
     ],
