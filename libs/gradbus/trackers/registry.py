@@ -44,11 +44,9 @@ def open_sink(to: str, run: TrackedRun) -> Sink:
     if tracker.needs_target and not target:
         raise TrackerError(f"{name} needs a place to write to; write {tracker.form}")
     try:
-        sink = getattr(import_module(tracker.module), tracker.sink)
+        opened: Sink = getattr(import_module(tracker.module), tracker.sink)(target, run)
     except ModuleNotFoundError as error:
         raise TrackerError(f"{name} needs the package {error.name}, which is not installed; install gradbus[{tracker.extra}]") from None
-    try:
-        opened: Sink = sink(target, run)
     except Exception as error:
         raise TrackerError(f"cannot open {to}: {type(error).__name__}: {first_line(error)}; check its address and its key") from error
     return opened
