@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 _CHARTED = ("reward", "teacher_kl", "loss", "accuracy", "margin", "entropy", "grad_norm")
 _MOST = 100_000
 Json = dict[str, Any]
-_FORMS = "tensorboard:DIR, wandb[:PROJECT], mlflow[:URI], trackio[:PROJECT]"
 
 
 class Level(StrEnum):
@@ -118,7 +117,7 @@ def _event_line(event: Json) -> str:
 def track(
     run_id: RunId,
     to: Annotated[
-        str, typer.Option("--to", metavar="TRACKER", help="tensorboard:DIR, wandb[:PROJECT], mlflow[:URI] or trackio[:PROJECT].")
+        str, typer.Option("--to", metavar="TRACKER", help="tensorboard:DIR, wandb[:PROJECT], mlflow[:URI], trackio[:PROJECT] or csv:FILE.")
     ],
     once: Annotated[bool, typer.Option("--once", help="Write what there is, and do not wait for more.")] = False,
     state: State = None,

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from mlflow import MlflowClient
-from mlflow.entities import Metric, Param
-
 from gradbus.trackers.points import EVENT, Point
 from gradbus.trackers.sink import TrackedRun
 
@@ -23,6 +20,10 @@ class MlflowSink:
     """A batch of metrics is not stored as one: each point's event comes last, and what is there of the point after it is not sent again."""
 
     def __init__(self, target: str, run: TrackedRun) -> None:
+        from mlflow import MlflowClient  # noqa: PLC0415 - an extra, and slow to load
+        from mlflow.entities import Metric, Param  # noqa: PLC0415
+
+        self._metric = Metric
         self._client = MlflowClient(tracking_uri=target or None)
         experiment = self._client.get_experiment_by_name(EXPERIMENT)
         experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(EXPERIMENT)
@@ -40,13 +41,13 @@ class MlflowSink:
 
     def write(self, points: Sequence[Point]) -> None:
         """See `Sink.write`."""
-        metrics: list[Metric] = []
+        metrics: list[Any] = []
         for point in points:
             values = {name: value for name, value in point.values.items() if name != EVENT} | {EVENT: point.values[EVENT]}
             if self._is_first:
                 values = {name: value for name, value in values.items() if not self._has(name, point.step)}
                 self._is_first = False
-            metrics += [Metric(name, value, int(1000 * point.unix_seconds), point.step) for name, value in values.items()]
+            metrics += [self._metric(name, value, int(1000 * point.unix_seconds), point.step) for name, value in values.items()]
         for start in range(0, len(metrics), _MAX_METRICS):
             self._client.log_batch(self._id, metrics=metrics[start : start + _MAX_METRICS])
 
@@ -58,9 +59,10 @@ class MlflowSink:
     def _has(self, name: str, step: int) -> bool:
         return name != EVENT and any(metric.step == step for metric in self._history(name))
 
-    def _history(self, name: str) -> Sequence[Metric]:
+    def _history(self, name: str) -> Sequence[Any]:
         known = self._client.get_run(self._id).data.metrics
-        return self._client.get_metric_history(self._id, name) if name in known else []
+        found: Sequence[Any] = self._client.get_metric_history(self._id, name) if name in known else []
+        return found
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, str]]:

@@ -26,6 +26,7 @@ TRACKERS: Final = {
     "wandb": Tracker("gradbus.trackers.wandb", "WandbSink", "wandb", "wandb[:PROJECT]"),
     "mlflow": Tracker("gradbus.trackers.mlflow", "MlflowSink", "mlflow", "mlflow[:URI]"),
     "trackio": Tracker("gradbus.trackers.trackio", "TrackioSink", "trackio", "trackio[:PROJECT]"),
+    "csv": Tracker("gradbus.trackers.table", "CsvSink", "", "csv:FILE", needs_target=True),
 }
 
 
@@ -41,13 +42,11 @@ def open_sink(to: str, run: TrackedRun) -> Sink:
         nearest = nearest_name(name, TRACKERS)
         raise TrackerError(f"no tracker is called {name!r}{f', did you mean {nearest!r}' if nearest else ''}; give one of {forms}")
     if tracker.needs_target and not target:
-        raise TrackerError(f"{name} needs a folder; write {tracker.form}")
+        raise TrackerError(f"{name} needs a place to write to; write {tracker.form}")
     try:
-        sink = getattr(import_module(tracker.module), tracker.sink)
+        opened: Sink = getattr(import_module(tracker.module), tracker.sink)(target, run)
     except ModuleNotFoundError as error:
         raise TrackerError(f"{name} needs the package {error.name}, which is not installed; install gradbus[{tracker.extra}]") from None
-    try:
-        opened: Sink = sink(target, run)
     except Exception as error:
         raise TrackerError(f"cannot open {to}: {type(error).__name__}: {first_line(error)}; check its address and its key") from error
     return opened

@@ -6,15 +6,13 @@ import os
 import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
-
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
-from tensorboard.summary.writer.record_writer import RecordWriter
+from typing import TYPE_CHECKING, Final
 
 from gradbus.trackers.points import EVENT, Point
 from gradbus.trackers.sink import TrackedRun
+
+if TYPE_CHECKING:
+    from tensorboard.compat.proto.event_pb2 import Event
 
 _FILE: Final = "events.out.tfevents.0.gradbus"
 _VERSION: Final = "brain.Event:2"
@@ -26,6 +24,11 @@ class TensorBoardSink:
     """A file of TFRecords. What a killed process left half written at its end is cut off."""
 
     def __init__(self, target: str, run: TrackedRun) -> None:
+        from tensorboard.compat.proto.event_pb2 import Event  # noqa: PLC0415 - an extra, and slow to load
+        from tensorboard.compat.proto.summary_pb2 import Summary  # noqa: PLC0415
+        from tensorboard.summary.writer.record_writer import RecordWriter  # noqa: PLC0415
+
+        self._event, self._summary = Event, Summary
         folder = Path(target).expanduser() / run.title
         folder.mkdir(parents=True, exist_ok=True)
         self._file = (folder / _FILE).open("a+b")
@@ -42,8 +45,8 @@ class TensorBoardSink:
         for point in points:
             shown = {name: value for name, value in point.values.items() if name != EVENT}
             # In the field `node_name`, which nothing shows: a value is a float32, in which an event's number does not fit.
-            values = [Summary.Value(tag=name, simple_value=value, node_name=str(point.event)) for name, value in shown.items()]
-            self._append(Event(wall_time=point.unix_seconds, step=point.step, summary=Summary(value=values)))
+            values = [self._summary.Value(tag=name, simple_value=value, node_name=str(point.event)) for name, value in shown.items()]
+            self._append(self._event(wall_time=point.unix_seconds, step=point.step, summary=self._summary(value=values)))
 
     def close(self, state: str) -> None:  # noqa: ARG002 - TensorBoard shows no state
         """See `Sink.close`."""
@@ -57,6 +60,9 @@ class TensorBoardSink:
 
 def read_events(path: Path) -> Iterator[tuple[Event, int]]:
     """(event, position after it) of each whole record, up to the first that is cut off."""
+    from tensorboard.compat.proto.event_pb2 import Event  # noqa: PLC0415
+    from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c  # noqa: PLC0415
+
     position = 0
     with path.open("rb") as file:
         while len(head := file.read(_LENGTH.size + _CRC.size)) == _LENGTH.size + _CRC.size:

@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from typing import Any, Final
 
-import trackio
-from trackio.sqlite_storage import SQLiteStorage
-
 from gradbus.trackers.points import EVENT, Point
 from gradbus.trackers.sink import TrackedRun
 
@@ -20,6 +17,9 @@ class TrackioSink:
     """A point is one row, so that it is there whole or not at all."""
 
     def __init__(self, target: str, run: TrackedRun) -> None:
+        import trackio  # noqa: PLC0415 - an extra, and slow to load
+        from trackio.sqlite_storage import SQLiteStorage  # noqa: PLC0415
+
         project = target or PROJECT
         rows = SQLiteStorage.get_logs(project, run.title)
         self.written = max((int(row.get(EVENT, 0)) for row in rows), default=0)

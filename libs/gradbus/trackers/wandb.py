@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-import wandb
-
 from gradbus.trackers.points import EVENT, Point
 from gradbus.trackers.sink import TrackedRun
 
@@ -23,6 +21,8 @@ class WandbSink:
     """
 
     def __init__(self, target: str, run: TrackedRun) -> None:
+        import wandb  # noqa: PLC0415 - an extra, and slow to load
+
         offline = os.environ.get("WANDB_MODE") == "offline"
         folder = Path(os.environ.get("WANDB_DIR", "."))
         if offline:

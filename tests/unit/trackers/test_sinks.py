@@ -1,8 +1,10 @@
 """Each tracker with its own package: fed by processes that die, it has every point once."""
 
+import csv
 import json
 import os
 import sqlite3
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -89,9 +91,20 @@ def test_what_a_power_cut_left_half_written_is_written_again(fed, tmp_path, rest
     assert [position for _, position in read_events(file)][-1] < len(whole)
 
 
-def test_mlflow_has_every_point_once(fed, tmp_path):
+def test_a_table_has_every_point_once(fed, tmp_path):
+    path = tmp_path / "out" / "run.csv"
+    assert fed(f"csv:{path}", 7) == [39, 39]
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(int(row["step"]), float(row["train/reward"])) for row in rows if row["group"] == "train"] == list(REWARDS.items())
+    assert [(int(row["step"]), float(row["eval/accuracy"])) for row in rows if row["group"] == "eval"] == list(ACCURACIES.items())
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_mlflow_has_every_point_once(fed, tmp_path, monkeypatch):
     from mlflow import MlflowClient
 
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     uri = f"file://{tmp_path}/mlruns"
     assert fed(f"mlflow:{uri}", 7, 11)[1] == 0
     client = MlflowClient(tracking_uri=uri)
@@ -121,23 +134,28 @@ def test_wandb_has_every_point_once_in_the_folder_that_it_syncs(fed, tmp_path):
 
 
 def wandb_history(file):
-    """What W&B's own reader finds in its file."""
+    """The history in W&B's file: a log of LevelDB's format, with records that are cut at the ends of blocks."""
     from wandb.proto.wandb_internal_pb2 import Record
-    from wandb.sdk.internal.datastore import DataStore
 
-    store = DataStore()
-    store.open_for_scan(str(file))
-    while (data := store.scan_data()) is not None:
-        record = Record.FromString(data)
-        if record.WhichOneof("record_type") == "history":
-            yield {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+    data, position, record = file.read_bytes(), len(b":W&B\xe1\xbe\0"), b""
+    while position + 7 <= len(data):
+        if (left := 32768 - position % 32768) < 7:
+            position += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, position)
+        position += 7 + length
+        record += data[position - length : position]
+        if kind in {1, 4}:
+            found, record = Record.FromString(record), b""
+            if found.WhichOneof("record_type") == "history":
+                yield {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in found.history.item}
 
 
 @pytest.mark.parametrize(
     ("to", "words"),
     [
         ("tensorbord:/x", "no tracker is called 'tensorbord', did you mean 'tensorboard'; give one of tensorboard:DIR"),
-        ("tensorboard", "tensorboard needs a folder; write tensorboard:DIR"),
+        ("tensorboard", "tensorboard needs a place to write to; write tensorboard:DIR"),
         ("tensorboard:/proc/none", r"cannot open tensorboard:/proc/none: FileNotFoundError"),
         ("mlflow:nowhere://x", "cannot open mlflow:nowhere://x: .*; check its address"),
     ],
