@@ -13,6 +13,8 @@ from gradbus.formats.tokens import pack_ids, unpack_ids, unpack_logprobs
 from gradbus.ids import asked_turn_seed, digest_of
 from gradbus.telemetry import Metrics
 from gradbus.v1.environment_service_pb2 import (
+    DETERMINISM_NONE,
+    DETERMINISM_RECORDED,
     ENVIRONMENT_STATUS_OK,
     ENVIRONMENT_STATUS_UNKNOWN_SESSION,
     CloseResponse,
@@ -61,13 +63,14 @@ class Agent(EnvironmentServiceServicer):
     script_of: Callable[[str], list] | None = None
     first_most: int = 0
     first_untrained: bool = False
+    determinism: int = DETERMINISM_NONE
     lose: Callable[[object], bool] = lambda request: False
     opened: list = field(default_factory=list)
     told: dict = field(default_factory=dict)
     """What the policy did, by session."""
 
     async def Describe(self, request, context):  # noqa: N802 - named by gRPC
-        return DescribeResponse(name="agent", digest="sha256:a")
+        return DescribeResponse(name="agent", digest="sha256:a", determinism=self.determinism)
 
     async def Open(self, request, context):  # noqa: N802 - named by gRPC
         self.opened.append(request)
@@ -389,6 +392,55 @@ async def test_an_episode_may_begin_with_an_untrained_turn(play):
     groups = await play(agent, agent="pull")
     assert {unpack_ids(group.prompt_ids) for group in groups} == {ids_of("gh")}
     assert all(len(sample.episode.turns) <= 2 and sample.token_ids for group in groups for sample in group.samples)
+
+
+class StoppingAgent(Agent):
+    """Lets nobody in after so many steps, until `stops` is None; a step that it has answered gets the same answer."""
+
+    def __init__(self, script, stops):
+        super().__init__(script, determinism=DETERMINISM_RECORDED)
+        self.stops, self.stopped, self.answers, self.steps = stops, asyncio.Event(), {}, []
+
+    async def Open(self, request, context):  # noqa: N802 - named by gRPC
+        if request.resume:
+            return OpenResponse(status=ENVIRONMENT_STATUS_OK, session=f"{request.episode_id}/{request.attempt}")
+        return await super().Open(request, context)
+
+    async def Step(self, request, context):  # noqa: N802 - named by gRPC
+        key = request.session, request.SerializeToString(deterministic=True)
+        if key not in self.answers:
+            if self.stops is not None and len(self.steps) >= self.stops:
+                self.stopped.set()
+                await asyncio.sleep(60)
+            self.steps.append(key)
+            self.answers[key] = await super().Step(request, context)
+        return self.answers[key]
+
+
+async def test_stop_texts_and_untrained_turns_are_read_from_the_journal(play, buffer):
+    """A worker dies after so many answers, and the next one ends in the same samples without a turn that is told twice."""
+    script = [
+        after(None, "cd", stop=list("fghij")),
+        aside("jj", stop=["g"]),
+        after(None, "ef"),
+        aside("ih"),
+        after(0, "e", stop=["f", "j"]),
+    ]
+    expected = await play(StoppingAgent(script, None), agent="pull")
+    agent = StoppingAgent(script, 11)
+    playing = asyncio.ensure_future(play(agent, agent="pull", buffer=buffer))
+    async with asyncio.timeout(60):
+        await agent.stopped.wait()
+    playing.cancel()
+    await asyncio.wait([playing])
+    agent.stops, before = None, list(agent.steps)
+    groups = await play(agent, agent="pull", buffer=buffer)
+    assert len(before) == 11
+    assert len(set(agent.steps)) == len(agent.steps)
+    for group, other in zip(groups, expected, strict=True):
+        for sample, clean in zip(group.samples, other.samples, strict=True):
+            assert (sample.token_ids, sample.logprobs, sample.forks) == (clean.token_ids, clean.logprobs, clean.forks)
+            assert list(sample.episode.turns) == list(clean.episode.turns)
 
 
 @pytest.mark.parametrize(
