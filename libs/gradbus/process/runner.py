@@ -25,6 +25,8 @@ _log = get_logger(__name__)
 DRAIN_SECONDS = 20.0
 _THREADS_SECONDS = 5.0
 _EXIT_SECONDS = 10.0
+_NEW_OBJECTS = 10_000
+"""Before Python looks for garbage among them, by itself after 700: a step makes thousands, hardly any of which are in a cycle."""
 _EXPIRES_SOON_SECONDS = 30 * 86_400.0
 
 
@@ -49,6 +51,7 @@ class Process:
         if ready and not self.has_been_ready.is_set():
             gc.collect()
             gc.freeze()  # what exists now stays: to look for garbage in it again and again pauses the process for a tenth of a second
+            gc.set_threshold(_NEW_OBJECTS)
             self.has_been_ready.set()
 
 

@@ -14,7 +14,7 @@ from datetime import timedelta
 import pytest
 
 SCRIPT = """
-import asyncio, re, sys, threading, time
+import asyncio, gc, re, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
 from gradbus.errors import ModelError
 from gradbus.process import ProcessSettings, run_process
@@ -68,6 +68,12 @@ async def hold_the_interpreter(process):
 
 async def take_memory(process):
     bytearray(2_000_000_000)
+
+async def make_objects(process):
+    process.ready = True
+    before = sum(generation["collections"] for generation in gc.get_stats())
+    made = [[] for _ in range(5_000)]
+    print(sum(generation["collections"] for generation in gc.get_stats()) - before, "looks for garbage", flush=True)
 
 sys.exit(run_process("test", ProcessSettings(health=sys.argv[2]), globals()[sys.argv[1]]))
 """
@@ -243,3 +249,8 @@ def test_a_certificate_that_expires_soon_is_warned_of(start, issue, monkeypatch,
     _, log = process.communicate(timeout=60)
     assert process.returncode == 0
     assert [line["seconds"] // 86_400 for line in lines(log) if line["event"] == "certificate_expires_soon"] == [days - 1] * warned
+
+
+def test_a_ready_process_does_not_look_for_garbage_among_the_objects_of_a_step(start):
+    said, _ = start("make_objects").communicate(timeout=60)
+    assert "0 looks for garbage" in said.splitlines()
