@@ -132,8 +132,11 @@ def _critic_faults(spec: AlgorithmSpec, trainer: TrainerSpec, schedule: Schedule
     if spec.advantage != "gae" and trainer.critic is not None:
         message = f"algorithm.advantage = {spec.advantage} reads no values"
         yield Fault("trainer.critic", message, allowed='none, or algorithm.name = "ppo"')
-    if trainer.critic is not None and trainer.critic.kind == "head" and trainer.critic.freeze != "none":
-        message = "a value head has no attention of its own, and leaves the policy's as it is"
+    if trainer.critic is not None and trainer.critic.rank is not None and trainer.critic.kind != "lora":
+        message = f"a critic of kind {trainer.critic.kind} has no adapters"
+        yield Fault("trainer.critic.rank", message, str(trainer.critic.rank), 'none, or trainer.critic.kind = "lora"')
+    if trainer.critic is not None and trainer.critic.kind != "full" and trainer.critic.freeze != "none":
+        message = f"a critic of kind {trainer.critic.kind} trains no attention of its own"
         yield Fault("trainer.critic.freeze", message, f'"{trainer.critic.freeze}"', '"none", or trainer.critic.kind = "full"')
     if trainer.critic is not None and trainer.backend != "torch":
         yield Fault("trainer.backend", f"the {trainer.backend} backend trains no critic", f'"{trainer.backend}"', '"torch"')

@@ -279,9 +279,12 @@ class LoraSpec(Section):
 class CriticSpec(Section):
     """The critic of PPO (Schulman et al. 2017, arXiv:1707.06347); only with `algorithm.advantage = "gae"`."""
 
-    kind: Literal["full", "head"] = Field(
-        "full", description="`full`: a model of its own, a copy of the base model; `head`: a value head on the policy's hidden states."
+    kind: Literal["full", "lora", "head"] = Field(
+        "full",
+        description="`full`: a model of its own, a copy of the base model; `lora`: adapters beside such a copy; `head`: a value head on "
+        "the policy's hidden states.",
     )
+    rank: Integer | None = Field(None, ge=1, le=1024, description="`lora`: rank of each adapter, on all linear layers; default: 16.")
     learning_rate: Number = Field(1e-5, gt=0.0, le=10.0)
     updates: Integer = Field(1, ge=1, le=64, description="Updates of the critic in a step.")
     value_clip: Number | None = Field(0.5, gt=0.0, le=1e9, description="How far a value may move in a step.")
@@ -297,6 +300,13 @@ class CriticSpec(Section):
         description="Whose returns the values learn: of the policies that sampled, or by V-trace of the policy before the step.",
     )
     freeze: Literal["none", "attention"] = Field("none", description="`full`: weights that stay those of the base model.")
+
+    @property
+    def adapters(self) -> LoraSpec | None:
+        """The adapters of kind `lora`."""
+        if self.kind != "lora":
+            return None
+        return LoraSpec() if self.rank is None else LoraSpec(rank=self.rank, alpha=2.0 * self.rank)
 
 
 class InnerSpec(Section):

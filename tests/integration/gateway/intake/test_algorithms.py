@@ -21,6 +21,11 @@ CASES = {
     "a critic that nothing reads": ({"trainer": {"critic": {}}}, "trainer.critic", "reads no values"),
     "values without a critic": ({"algorithm": GAE, "trainer": {"critic": None}}, "trainer.critic", "needs a critic"),
     "a critic from elsewhere": ({"algorithm": GAE, "trainer": {"critic": {"run": "run-1"}}}, "trainer.critic.run", "unknown field"),
+    "adapters of a critic that are larger than its matrices": (
+        {"algorithm": GAE, "trainer": {"critic": {"kind": "lora"}}},
+        "trainer.critic.rank",
+        "at most 4, the hidden size",
+    ),
     "a ratio of sequences by the token": ({"algorithm": {"name": "gspo", "aggregate": "token"}}, "algorithm.aggregate", "one ratio"),
     "a bound that nothing reads": ({"algorithm": {"name": "sapo", "clip": [0.2, 0.2]}}, "algorithm.clip", "does not read it"),
     "k1 in the loss": ({"algorithm": {"kl": 0.1, "kl_estimator": "k1"}}, "algorithm.kl_estimator", "'k3'"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from gradbus.errors import Fault
@@ -20,6 +21,7 @@ from gradbus.spec import (
     PythonGrader,
     RewardSpec,
     RolloutSpec,
+    RunSpec,
     ScoreModelGrader,
     TrainerSpec,
     split_service,
@@ -141,6 +143,17 @@ def lora_faults(model: StoredModel, lora: LoraSpec | None) -> Iterator[Fault]:
     hidden = model.config.hidden_size
     if lora.rank > hidden:
         yield Fault("trainer.lora.rank", "an adapter is smaller than its matrix", str(lora.rank), f"at most {hidden}, the hidden size")
+
+
+def critic_faults(model: StoredModel, spec: RunSpec) -> Iterator[Fault]:
+    """Faults of a critic whose adapters the model's family does not take, or that are larger than their matrices."""
+    if (critic := spec.trainer.critic) is None or (adapters := critic.adapters) is None:
+        return
+    for fault in model.info.family.faults(spec.rollout, "fast", adapters):
+        if fault.path.startswith("trainer.lora"):
+            yield Fault("trainer.critic.kind", fault.message, '"lora"', '"full" or "head"')
+    for fault in lora_faults(model, adapters):
+        yield replace(fault, path="trainer.critic.rank")
 
 
 def evaluation_faults(evaluation: EvaluationSpec, data: DataSpec | None, reward: RewardSpec | None) -> Iterator[Fault]:

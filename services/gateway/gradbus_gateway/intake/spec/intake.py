@@ -35,6 +35,7 @@ from gradbus_gateway.intake.model.run_models import RunModels, VersionFolder, of
 from gradbus_gateway.intake.prompt_check import PromptCheck
 from gradbus_gateway.intake.spec.faults import (
     backend_faults,
+    critic_faults,
     environment_faults,
     evaluation_faults,
     fit_faults,
@@ -102,7 +103,7 @@ class SpecIntake:
             faults.extend(backend_faults(model, spec.trainer))
             faults.extend(server_faults(model, spec.rollout))
             faults.extend(replay_faults(model, spec.rollout))
-            faults.extend([*lora_faults(model, spec.trainer.lora), *sampler_row_faults(spec, model)])
+            faults.extend([*lora_faults(model, spec.trainer.lora), *critic_faults(model, spec), *sampler_row_faults(spec, model)])
         if spec:
             faults.extend(need_faults(spec))
         if evaluation := spec.evaluation if spec else _valid(EvaluationSpec, sections.get("evaluation", {})):

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from gradbus.errors import ModelError
 from gradbus.spec import CriticSpec, RunSpec
-from gradbus_kernels.models.causal_lm import head_inputs, load_causal_lm
+from gradbus_kernels.models.causal_lm import head_inputs
 from gradbus_kernels.models.language_model import LanguageModel
 from gradbus_trainer.learners.base import CriticMetrics
+from gradbus_trainer.learners.critic.body import open_body
 from gradbus_trainer.learners.critic.cut_off import apart, continued
-from gradbus_trainer.learners.critic.frozen import freeze_attention
 from gradbus_trainer.learners.critic.gae import Floats
 from gradbus_trainer.learners.critic.trajectories import Trajectories
 from gradbus_trainer.learners.gradient_step import check_gradient
@@ -34,32 +34,27 @@ _PREFIX: Final = "critic."
 class Critic:
     """V_t of each response token, read from the hidden state before it, and the optimiser of these values.
 
-    Kind `head` reads the policy's hidden states and does not change them; `full` is a model of its own, a copy of the base model. The head
-    is float32 and starts at the mean reward of the first batch. Frozen weights stay those of the base model and are no part of its state.
+    Kind `head` reads the policy's hidden states and does not change them; `full` is a model of its own, a copy of the base model; `lora`
+    trains adapters beside such a copy. The head is float32 and starts at the mean reward of the first batch. Frozen weights stay those of
+    the base model and are no part of its state.
     Everything is a function of the spec, the base model and the batches.
     """
 
     def __init__(self, folder: Path, spec: RunSpec, settings: CriticSpec, policy: LanguageModel) -> None:
         """Raises ModelError."""
         self._spec, self._settings = spec, settings
-        self._trains_body = settings.kind == "full"
-        self._body = load_causal_lm(folder, torch.float32, str(policy.device)) if self._trains_body else policy
-        if self._trains_body:
-            self._body.set_checkpointing(spec.trainer.gradient_checkpointing)
-            if settings.freeze == "attention":
-                freeze_attention(self._body)
+        self._trains_body = settings.kind != "head"
+        self._body, body = open_body(folder, spec, settings, policy)
         self._head = nn.Linear(policy.head_weight.shape[1], 1, device=policy.device, dtype=torch.float32)
         nn.init.zeros_(self._head.weight)
         nn.init.zeros_(self._head.bias)
-        body = self._body.trained_parameters() if self._trains_body else {}
-        unused = {id(self._body.head_weight)} - {id(module.weight) for module in self._body.modules() if isinstance(module, nn.Embedding)}
-        self._named = {name: parameter for name, parameter in body.items() if id(parameter) not in unused}
+        self._named = {**body}
         self._named |= {f"value_head.{name}": parameter for name, parameter in self._head.named_parameters()}
         self._optimizer = AdamW(self._named, spec.trainer)
 
     @property
     def held(self) -> Sequence[Tensor]:
-        """Tensors that only the critic has on the device."""
+        """The critic's tensors on the device; the frozen ones may be the policy's too."""
         own = [*self._body.parameters(), *self._body.buffers()] if self._trains_body else []
         return [*own, *self._head.parameters(), *self._optimizer.tensors().values()]
 

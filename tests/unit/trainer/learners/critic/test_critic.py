@@ -12,7 +12,7 @@ from gradbus_trainer.step.batch import Batch
 
 from .conftest import same, state
 
-KINDS = ["full", "head"]
+KINDS = ["full", "lora", "head"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

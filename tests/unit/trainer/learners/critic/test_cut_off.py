@@ -14,7 +14,7 @@ from gradbus_trainer.step.batch import Batch, TrainSample
 
 from .conftest import same, state
 
-KINDS = ["full", "head"]
+KINDS = ["full", "lora", "head"]
 
 
 def cut_off(batch, every=2):

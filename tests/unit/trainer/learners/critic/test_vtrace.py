@@ -10,7 +10,7 @@ from gradbus_trainer.step.batch import Batch
 from .conftest import same, state
 from .test_gae import vtrace_written_out
 
-KINDS = ["full", "head"]
+KINDS = ["full", "lora", "head"]
 FIELDS = {"value_lambda": 0.8, "gamma": 0.9, "policy_lambda": 0.7}
 
 
