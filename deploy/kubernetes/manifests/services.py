@@ -71,7 +71,7 @@ WORKLOADS: Final = (
     # One: agents must reach the process that has their episode.
     Workload("agent", 1, Needs("100m", "256Mi", "1Gi"), options={"GRADBUS_ALLOWED_HOSTS": "[]", "GRADBUS_PUBLIC_URL": ""}),
     Workload("reference", 1, Needs("500m", "1Gi", "4Gi"), priority="gradbus-trainer", scratch="20Gi", balanced=True, strategy=_ONE_BY_ONE),
-    Workload("conductor", 2, Needs("250m", "512Mi", "2Gi")),
+    Workload("conductor", 2, Needs("250m", "512Mi", "2Gi"), scratch="50Gi"),
     Workload("trainer", 1, Needs("1", "2Gi", "8Gi"), priority="gradbus-trainer", scratch="50Gi", strategy=_ONE_BY_ONE),
     Workload("rollout", 2, Needs("1", "2Gi", "8Gi"), "gradbus-rollout", scratch="50Gi", strategy=_ONE_BY_ONE, pool=STEADY),
     # Uploads and models from the hub pass through TMPDIR.
