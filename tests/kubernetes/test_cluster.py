@@ -94,6 +94,7 @@ def test_workers_come_and_go(cluster, client, submitted, true_digest):
 
 def test_uninstalling_leaves_nothing(cluster):
     cluster.uninstall()
-    assert NAMESPACE not in cluster("get", "persistentvolumes", "-o", "jsonpath={.items[*].spec.claimRef.namespace}").split()
+    bound = 'jsonpath={.items[?(@.status.phase=="Bound")].spec.claimRef.namespace}'
+    assert NAMESPACE not in cluster("get", "persistentvolumes", "-o", bound).split()
     assert cluster("get", "namespaces", NAMESPACE, "--ignore-not-found", "-o", "name") == ""
     assert cluster("get", "priorityclasses", "-l", "app.kubernetes.io/name=gradbus", "-o", "name") == ""
