@@ -75,11 +75,11 @@ class Bill:
 
     @property
     def reference(self) -> Tenant | None:
-        """The reference service, for log-probabilities of the base model; None: nobody asks for them.
+        """The reference service, for log-probabilities of a version or the base model; None: nobody asks for them.
 
         Teachers and reward models are beside it.
         """
-        if not needs_reference_logprobs(self.spec):
+        if not needs_reference_logprobs(self.spec) and self.spec.algorithm.centering is None:
             return None
         width, budget = _WIDTH[self.spec.trainer.dtype], self.spec.trainer.micro_batch_tokens
         parts = Part("weights", width * self.size.parameters), Part("one layer's activations", width * budget * self.size.kept_by_one)

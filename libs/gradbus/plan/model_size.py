@@ -21,6 +21,10 @@ class ModelSize:
     """Of the embedding, and of the head."""
     active: int
     """Weights in layers that a token is multiplied by."""
+    experts: int
+    """Weights of experts that are chosen, all of them."""
+    unchosen: float
+    """Share of a layer's experts that a token is not sent to; 0 without experts."""
     joined: int
     """Weights that layers put side by side for one product, which a backward pass keeps."""
     layers: int
@@ -39,16 +43,16 @@ class ModelSize:
         """The sizes of a model that Gradbus's decoder computes."""
         shapes = tensor_shapes(config)
         total, embedding = sum(map(prod, shapes.values())), config.vocab_size * config.hidden_size
-        idle = sum(
-            3 * config.hidden_size * experts.width * (experts.count - experts.chosen)
-            for experts in map(config.experts_of, range(config.layers))
-            if experts
-        )
+        mixtures = [experts for experts in map(config.experts_of, range(config.layers)) if experts]
+        of_experts = [3 * config.hidden_size * experts.width for experts in mixtures]
+        idle = sum(size * (experts.count - experts.chosen) for size, experts in zip(of_experts, mixtures, strict=True))
         kept = [kept_by_layer(config, layer) for layer in range(config.layers)]
         return cls(
             parameters=total,
             embedding=embedding,
             active=total - embedding * (1 if config.tied else 2) - idle,
+            experts=sum(size * experts.count for size, experts in zip(of_experts, mixtures, strict=True)),
+            unchosen=1.0 - mixtures[0].chosen / mixtures[0].count if mixtures else 0.0,
             joined=sum(_joined(config, layer) for layer in range(config.layers)),
             layers=config.layers,
             hidden=config.hidden_size,
@@ -57,6 +61,11 @@ class ModelSize:
             kept=sum(kept),
             kept_by_one=max(kept),
         )
+
+    def read_by(self, rows: int) -> float:
+        """Weights in layers that `rows` tokens of different texts are multiplied by, if each is sent to experts at random."""
+        dense = self.active - self.experts * (1.0 - self.unchosen)
+        return dense + self.experts * (1.0 - self.unchosen**rows)
 
     @property
     def body(self) -> int:

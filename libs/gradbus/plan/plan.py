@@ -98,28 +98,27 @@ def _divisions(bill: Bill, card: Card, cards: int) -> Iterator[Division]:
 
 def _shares(bill: Bill, placement: Placement, cards: int) -> Iterator[tuple[int, int]]:
     """Cards of the trainer and of rollouts. One run has one trainer; several ranks need DeepSpeed."""
-    reference = 0 if bill.reference is None else 1
     ranks = cards if bill.spec.trainer.backend == "deepspeed" else 1
     if bill.spec.trains_given:
         yield from ((trainers, 0) for trainers in range(1, ranks + 1) if placement == "separate")
     elif placement == "separate":
-        yield from ((trainers, cards - reference - trainers) for trainers in range(1, ranks + 1) if cards - reference - trainers > 0)
+        yield from ((trainers, cards - trainers) for trainers in range(1, ranks + 1) if cards > trainers)
     else:
         yield 1, 1
 
 
 def _rooms(bill: Bill, card: Card, placement: Placement) -> Iterator[Room]:
-    rollout = bill.spec.rollout.model_copy(update={"placement": placement})
-    trainer, engine = bill.trainer, bill.engine
+    """The reference service is beside the trainer, or its first rank."""
+    engine, rollout = bill.engine, bill.spec.rollout.model_copy(update={"placement": placement})
+    trainers = tuple(tenant for tenant in (bill.trainer, bill.reference) if tenant is not None)
+    needed = sum(tenant.bytes for tenant in trainers)
     if placement == "timed" and engine is not None:
-        yield Room((trainer, engine), max(trainer.bytes, engine.bytes), card.memory)
-    elif placement == "shared" and engine is not None:
-        yield Room((trainer,), trainer.bytes, int(rollout.trainer_memory * card.memory))
-        yield Room((engine,), engine.bytes, int((rollout.engine_memory or 0.0) * card.memory))
-    else:
-        yield from (Room((tenant,), tenant.bytes, card.memory) for tenant in (trainer, engine) if tenant is not None)
-    if (reference := bill.reference) is not None:
-        yield Room((reference,), reference.bytes, card.memory)
+        yield Room((*trainers, engine), max(needed, engine.bytes), card.memory)
+        return
+    shared = placement == "shared"
+    yield Room(trainers, needed, int(rollout.trainer_memory * card.memory) if shared else card.memory)
+    if engine is not None:
+        yield Room((engine,), engine.bytes, int((rollout.engine_memory or 0.0) * card.memory) if shared else card.memory)
 
 
 def _allows(spec: RunSpec, placement: Placement) -> bool:

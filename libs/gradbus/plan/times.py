@@ -48,7 +48,7 @@ def step_times(bill: Bill, card: Card, rollouts: int, placement: str) -> StepTim
     spec, version = bill.spec, bill.trained * _width(bill)
     moved = 12 * bill.trained + _width(bill) * bill.size.parameters
     return StepTimes(
-        generate=0.0 if spec.trains_given else _generate(bill, card) / rollouts,
+        generate=0.0 if spec.trains_given else _generate(bill, card, rollouts),
         train=_train(bill, card) / speed_of_ranks(bill.ranks),
         export=version / (_EXPORT * spec.publish_every),
         load=0.0 if spec.trains_given else version / _LOAD,
@@ -78,19 +78,18 @@ def _train(bill: Bill, card: Card) -> float:
     return seconds * inner * critic
 
 
-def _generate(bill: Bill, card: Card) -> float:
+def _generate(bill: Bill, card: Card, rollouts: int) -> float:
+    """Of the card with most samples: a response's tokens come one after the other, so more cards only make its batches smaller."""
     spec, size, workload = bill.spec, bill.size, bill.workload
-    width, samples = _width(bill), spec.samples_per_step
-    rows = min(spec.rollout.slots, samples)
-    context = workload.prompt + workload.response / 2
-    weights = width * (size.active + size.embedding)
-    moved = weights + width * size.cached * rows * context
-    operations = 2.0 * (size.active + size.embedding) * rows
+    samples = math.ceil(spec.samples_per_step / rollouts)
+    rows, width = min(spec.rollout.slots, samples), _width(bill)
+    cached = size.cached * rows * (workload.prompt + workload.response / 2)
+    moved = width * (size.read_by(rows) + size.embedding + cached)
     product = _product(bill, card)
+    operations = 2.0 * (size.active + size.embedding) * rows
     decode_step = max(moved / (card.shares.copy * card.bandwidth), operations / product) + card.shares.layer_seconds * size.layers
-    steps = samples * workload.response / rows
-    prompts = 2.0 * size.active * spec.schedule.groups_per_step * workload.prompt
-    return steps * decode_step + prompts / (card.shares.prefill * product)
+    prompts = 2.0 * size.active * math.ceil(spec.schedule.groups_per_step / rollouts) * workload.prompt
+    return math.ceil(samples / rows) * workload.response * decode_step + prompts / (card.shares.prefill * product)
 
 
 def _width(bill: Bill) -> int:

@@ -38,9 +38,12 @@ def _timed_faults(rollout: Any, sections: Mapping[str, Any]) -> Iterator[Fault]:
     elif schedule and schedule.max_staleness > _MOST_STALENESS:
         allowed = f"0 or 1, or rollout.placement = {others}"
         yield Fault("schedule.max_staleness", "in turns nobody is more than a step ahead", str(schedule.max_staleness), allowed)
-    if algorithm and trainer and algorithm.kl > 0 and trainer.lora is None:
-        allowed = f"0, [trainer.lora], or rollout.placement = {others}"
+    if algorithm and trainer and algorithm.kl > 0 and (trainer.lora is None or algorithm.kl_reference_steps is not None):
+        allowed = f"0, [trainer.lora] without algorithm.kl_reference_steps, or rollout.placement = {others}"
         yield Fault("algorithm.kl", "the reference service would keep its memory on the device", str(algorithm.kl), allowed)
+    if algorithm and algorithm.centering is not None:
+        allowed = f"none, or rollout.placement = {others}"
+        yield Fault("algorithm.centering", "the reference service would keep its memory on the device", str(algorithm.centering), allowed)
     if (reward := sections.get("reward")) and reward.model is not None:
         allowed = f"a grader or a service, or rollout.placement = {others}"
         yield Fault("reward.model", "the reference service would keep its memory on the device", reward.model.source, allowed)

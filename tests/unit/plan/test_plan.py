@@ -171,11 +171,29 @@ def test_a_plain_trainer_has_one_card(tmp_path):
     assert next(division.rollouts for division in found.divisions if division.placement == "separate") == 7
 
 
-def test_a_reference_has_a_card_of_its_own(tmp_path):
-    spec = run_spec(algorithm={"kl": 0.1})
-    two, three = (make_plan(spec, model_config(tmp_path), Workload(256, 64), card_of("h100"), cards) for cards in (2, 3))
-    assert "separate" not in {division.placement for division in two.divisions}
-    assert next(division.rollouts for division in three.divisions if division.placement == "separate") == 1
+@pytest.mark.parametrize("algorithm", [{"kl": 0.1}, {"name": "score_centering"}])
+def test_a_reference_is_beside_the_trainer(tmp_path, algorithm):
+    spec = run_spec(algorithm=algorithm, trainer={"dtype": "bf16"})
+    found = make_plan(spec, model_config(tmp_path), Workload(256, 64), card_of("h100"))
+    shared = next(division for division in found.divisions if division.placement == "shared")
+    assert [tenant.name for tenant in shared.rooms[0].tenants] == ["trainer", "reference"]
+    assert shared.rooms[0].needed == found.bill.trainer.bytes + found.bill.reference.bytes
+
+
+def test_a_step_of_many_samples_reads_nearly_all_experts(tmp_path):
+    size = ModelSize.of(model_config(tmp_path, **EXPERTS))
+    assert size.read_by(1) == pytest.approx(size.active)
+    assert size.read_by(64) == pytest.approx(size.active + size.experts * ((8 / 128 * -1) + 1 - (120 / 128) ** 64))
+    assert ModelSize.of(model_config(tmp_path)).read_by(64) == ModelSize.of(model_config(tmp_path)).active
+
+
+def test_more_cards_do_not_make_a_response_shorter(tmp_path):
+    spec = run_spec(rollout={"slots": 256, "max_new_tokens": 512}, trainer={"dtype": "bf16"})
+    bill, card = Bill(spec, model_config(tmp_path, **LARGER), Workload(256, 512)), card_of("h100")
+    seconds = [step_times(bill, card, rollouts, "separate").generate for rollouts in (1, 8, 16, 256)]
+    assert seconds == sorted(seconds, reverse=True)
+    weights = 2 * (bill.size.active + bill.size.embedding) / (0.88 * card.bandwidth)
+    assert seconds[-1] > 512 * (weights + 42e-6 * bill.size.layers)
 
 
 def test_a_run_on_given_responses_has_no_engine(tmp_path):

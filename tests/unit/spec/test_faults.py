@@ -147,6 +147,8 @@ def test_a_fault_in_a_nested_grader_is_named_by_its_own_path():
         ({"rollout": {"placement": "timed", "engine": "torch"}, "schedule": {"steps": 1, "mode": "free"}}, "rollout.placement"),
         ({"rollout": {"placement": "timed"}, "schedule": {"steps": 1, "max_staleness": 2}}, "schedule.max_staleness"),
         ({"rollout": {"placement": "timed"}, "algorithm": {"kl": 0.1}}, "algorithm.kl"),
+        ({"rollout": {"placement": "timed"}, "algorithm": {"kl": 0.1, "kl_reference_steps": 5}, "trainer": {"lora": {}}}, "algorithm.kl"),
+        ({"rollout": {"placement": "timed"}, "algorithm": {"name": "score_centering"}}, "algorithm.centering"),
         ({"rollout": {"placement": "timed", "engine": "sglang"}, "trainer": {"lora": {}}}, "trainer.lora"),
         ({"rollout": {"placement": "timed"}, "weights": {"transport": "broadcast"}}, "weights.transport"),
         ({"rollout": {"placement": "shared"}, "weights": {"transport": "broadcast"}}, "weights.transport"),
