@@ -86,8 +86,9 @@ async def test_a_reward_model_gets_the_tokens_and_no_text_from_the_service_that_
 async def test_other_scorers_get_the_section_without_a_model_and_no_tokens(clients, run_id, record, group, reward):
     spec = record(reward=reward).spec
     [request] = scorer_module.RunScorer.of(clients, run_id, spec).requests([PendingGroup(group(0), "{}")], ServiceCall({}))
-    sources = {name: getattr(spec.reward, name) and spec.reward.model_dump(mode="json")[name] for name in ("grader", "service")}
-    assert request.reward_json == json.dumps(sources | {"timeout_seconds": 10.0}, separators=(",", ":"))
+    section = spec.reward.model_dump(mode="json")
+    assert section.pop("model") is None
+    assert json.loads(request.reward_json) == section
     assert [(sample.prompt_ids, sample.token_ids) for sample in request.samples] == [(b"", b"")] * 2
 
 
