@@ -42,7 +42,6 @@ PUBLISHERS = {
     f"prompts.{RUN}": {"conductor"},
     f"events.{RUN}": {"conductor", "trainer", "weight_store"},
     f"groups.{RUN}": {"rollout"},
-    f"versions.{RUN}": {"weight_store"},
     f"broadcasts.{RUN}": {"weight_store"},
     f"missing.{RUN}": {"trainer"},
     "$JS.API.STREAM.MSG.GET.KV_leases": {"conductor", "rollout", "trainer"},
@@ -64,7 +63,6 @@ PUBLISHERS = {
 }
 HEARERS = {
     f"groups.{RUN}": {"conductor"},
-    f"versions.{RUN}": {"conductor", "rollout"},
     f"broadcasts.{RUN}": {"rollout"},
     f"missing.{RUN}": {"conductor"},
     f"prompts.{RUN}": set(),
@@ -241,8 +239,6 @@ async def test_a_long_history_is_read_at_its_readers_pace(buses):
     [
         ("rollout", "conductor", f"groups.{RUN}"),
         ("trainer", "conductor", f"missing.{RUN}"),
-        ("weight_store", "conductor", f"versions.{RUN}"),
-        ("weight_store", "rollout", f"versions.{RUN}"),
     ],
 )
 async def test_hints_arrive(buses, sender, hearer, subject):
