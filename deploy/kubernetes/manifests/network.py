@@ -38,9 +38,10 @@ def wires() -> list[Wire]:
         Wire(tuple(role.hostname for role in ROLES.values() if role.uses_nats), "nats", NATS_PORT),
         Wire(tuple(role.hostname for role in ROLES.values() if role.uses_buffer), "buffer", BUFFER_PORT),
         *(Wire(tuple(named_by[caller] for caller in callers), named_by[server], ROLES[server].port) for server, callers in CALLERS.items()),
-        # A broadcast's members connect to each other, on ports that gloo and NCCL choose.
+        # A broadcast's members all connect to each other, on ports that gloo and NCCL choose.
         Wire(("rollout",), "trainer", 0),
         Wire(("trainer",), "rollout", 0),
+        Wire(("rollout",), "rollout", 0),
     ]
 
 

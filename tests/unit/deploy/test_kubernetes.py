@@ -269,7 +269,7 @@ def test_policies_let_exactly_the_wires_through(objects):
     wires = {(hosts[caller], hosts[server], 50051) for server, callers in CALLERS.items() for caller in callers}
     wires |= {(role.hostname, "nats", 4222) for role in ROLES.values() if role.uses_nats}
     wires |= {(role.hostname, "buffer", 6379) for role in ROLES.values() if role.uses_buffer}
-    wires |= {("trainer", "rollout", 0), ("rollout", "trainer", 0)}
+    wires |= {("trainer", "rollout", 0), ("rollout", "trainer", 0), ("rollout", "rollout", 0)}
     if "objects" in pods(objects):
         wires |= {(role.hostname, "objects", 8333) for role in ROLES.values() if role.stores_objects}
     names = {one["metadata"]["name"] for one in objects if one["kind"] == "NetworkPolicy"}
