@@ -223,6 +223,12 @@ def test_every_component_has_a_budget_that_lets_nodes_be_drained(objects):
     assert all(spec["maxUnavailable"] == 1 for spec in budgets.values())
 
 
+def test_what_keeps_state_in_its_process_is_never_two_pods(objects):
+    found = {one["metadata"]["name"]: one["spec"] for one in objects if one["kind"] == "Deployment"}
+    for name in ("weight-store", "agent"):
+        assert (found[name]["replicas"], found[name].get("strategy")) == (1, {"type": "Recreate"}), name
+
+
 def test_priorities_are_there(objects):
     assert {pod["priorityClassName"] for pod in pods(objects).values()} == {
         one["metadata"]["name"] for one in objects if one["kind"] == "PriorityClass"
