@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import ipaddress
 import json
 import os
 import re
@@ -290,6 +291,27 @@ def test_nothing_is_allowed_by_default_and_no_rule_is_for_every_pod(objects):
     assert all(one["podSelector"] for one in rules.values())
     open_to_all = {name for name, one in rules.items() for rule in one.get("ingress", ()) if "from" not in rule}
     assert open_to_all == {"gateway", "agent"}
+
+
+def reached(rule, address):
+    """Protocols and ports of an address outside the cluster's pods that an egress rule lets through; None: all."""
+    blocks = [peer["ipBlock"] for peer in rule["to"] if "ipBlock" in peer]
+    covered = [one for one in blocks if within(address, one["cidr"]) and not any(within(address, cidr) for cidr in one.get("except", ()))]
+    return {(port["protocol"], port["port"]) for port in rule["ports"]} if covered and "ports" in rule else {None} if covered else set()
+
+
+def within(address, cidr):
+    return ipaddress.ip_address(address) in ipaddress.ip_network(cidr)
+
+
+def test_names_are_asked_at_the_node_too_and_its_other_ports_are_closed(objects):
+    cache, metadata = "169.254.20.10", "169.254.169.254"
+    names = {("UDP", 53), ("TCP", 53)}
+    rules = [one["spec"] for one in objects if one["kind"] == "NetworkPolicy"]
+    for address in (cache, metadata):
+        for host in HOSTS:
+            mine = [rule for one in rules if host in selected(one["podSelector"], set(HOSTS)) for rule in one.get("egress", ())]
+            assert set().union(*(reached(rule, address) for rule in mine)) == names, (address, host)
 
 
 def test_servers_answer_under_the_names_of_their_certificates(objects):
