@@ -109,8 +109,9 @@ def deployment(workload: Workload) -> Object:
 
 
 def budget(name: str) -> Object:
-    """Nodes are drained one pod of a component at a time."""
-    return named("policy/v1", "PodDisruptionBudget", name, name, spec={"maxUnavailable": 1, "selector": selector(name)})
+    """Nodes are drained one pod of a component at a time. A pod that is not ready serves nobody, and holds no node."""
+    spec = {"maxUnavailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow", "selector": selector(name)}
+    return named("policy/v1", "PodDisruptionBudget", name, name, spec=spec)
 
 
 def environment(role: Role, options: Mapping[str, str]) -> list[Object]:

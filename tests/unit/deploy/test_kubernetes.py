@@ -221,7 +221,15 @@ def test_every_component_has_a_budget_that_lets_nodes_be_drained(objects):
     budgets = {one["metadata"]["name"]: one["spec"] for one in objects if one["kind"] == "PodDisruptionBudget"}
     templates = [one["spec"]["template"] for one in objects if one["kind"] in WORKLOADS]
     assert budgets.keys() == {one["metadata"]["labels"]["app.kubernetes.io/component"] for one in templates}
-    assert all(spec["maxUnavailable"] == 1 for spec in budgets.values())
+    jobs = {one["metadata"]["labels"]["app.kubernetes.io/component"]: one["spec"] for one in objects if one["kind"] == "JobSet"}
+    for name, spec in budgets.items():
+        # The pods of a Job have no wanted number that a budget could subtract from: with maxUnavailable none could ever be evicted.
+        amount = {"minAvailable": pods_of(jobs[name]) - 1} if name in jobs else {"maxUnavailable": 1}
+        assert spec == {**amount, "unhealthyPodEvictionPolicy": "AlwaysAllow", "selector": spec["selector"]}, name
+
+
+def pods_of(jobset):
+    return sum(one["replicas"] * one["template"]["spec"]["parallelism"] for one in jobset["replicatedJobs"])
 
 
 def test_what_keeps_state_in_its_process_is_never_two_pods(objects):
