@@ -48,7 +48,7 @@ def named(api: str, kind: str, name: str, component: str = "", **content: Any) -
 
 def patch(kind: str, name: str, spec: Object) -> Object:
     """A strategic merge patch of the `spec` of a workload, a policy or a budget."""
-    api = {"NetworkPolicy": "networking.k8s.io/v1", "ConfigMap": "v1"}.get(kind, "apps/v1")
+    api = {"NetworkPolicy": "networking.k8s.io/v1", "PodDisruptionBudget": "policy/v1", "ConfigMap": "v1"}.get(kind, "apps/v1")
     return {"apiVersion": api, "kind": kind, "metadata": {"name": name}, **({"data": spec} if kind == "ConfigMap" else {"spec": spec})}
 
 

@@ -12,8 +12,10 @@ from gradbus.deploy.roles import AGENTS_PORT, ROLES
 from manifests.documents import Object, named, selector
 from manifests.servers import BUFFER_PORT, NATS_PORT, S3_PORT
 
+LINK_LOCAL: Final = "169.254.0.0/16"
+"""Addresses of the node itself, among them a cloud's metadata service."""
 OUTSIDE: Final[list[Object]] = [
-    {"ipBlock": {"cidr": "0.0.0.0/0", "except": ["169.254.0.0/16"]}},
+    {"ipBlock": {"cidr": "0.0.0.0/0", "except": [LINK_LOCAL]}},
     {"ipBlock": {"cidr": "::/0", "except": ["fe80::/10", "fd00:ec2::/32"]}},
 ]
 """Every address but a cloud's metadata service, which gives credentials to whoever asks. Pods inside decide themselves who may call."""
@@ -38,9 +40,10 @@ def wires() -> list[Wire]:
         Wire(tuple(role.hostname for role in ROLES.values() if role.uses_nats), "nats", NATS_PORT),
         Wire(tuple(role.hostname for role in ROLES.values() if role.uses_buffer), "buffer", BUFFER_PORT),
         *(Wire(tuple(named_by[caller] for caller in callers), named_by[server], ROLES[server].port) for server, callers in CALLERS.items()),
-        # A broadcast's members connect to each other, on ports that gloo and NCCL choose.
+        # A broadcast's members all connect to each other, on ports that gloo and NCCL choose.
         Wire(("rollout",), "trainer", 0),
         Wire(("trainer",), "rollout", 0),
+        Wire(("rollout",), "rollout", 0),
     ]
 
 
@@ -86,9 +89,9 @@ def _component(name: str) -> Object:
 
 
 def _names() -> Object:
-    """The cluster's name servers."""
-    servers = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}}]
-    return {"to": servers, "ports": [_port(53, "UDP"), _port(53)]}
+    """The cluster's name servers, and the cache of names that a node may have at a link-local address, where no selector finds it."""
+    servers = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}}
+    return {"to": [servers, {"ipBlock": {"cidr": LINK_LOCAL}}], "ports": [_port(53, "UDP"), _port(53)]}
 
 
 def _ports(port: int) -> Object:

@@ -10,7 +10,7 @@ from gradbus.deploy.roles import ROLES
 from manifests.documents import Object, named, patch, selector
 from manifests.network import inside_storage, peers_policy
 from manifests.pods import NODE_LOST, SECRETS, Needs, mount
-from manifests.ranks import queued_ranks, stateful_ranks
+from manifests.ranks import RANKS, queued_ranks, stateful_ranks
 from manifests.servers import S3_PORT, objects
 from manifests.services import OBJECTS, SETTINGS, VERSION, WORKLOADS, Workload, deployment
 
@@ -118,7 +118,9 @@ def ranks() -> Overlay:
 def kueue() -> Overlay:
     """The same as a JobSet in a queue."""
     about = "A trainer of two ranks as a JobSet that Kueue admits whole. The server accepts it; no controller of them has run it."
-    return Overlay(about, tuple(queued_ranks()), (_NO_TRAINER,))
+    # A Job tells nobody how many pods it wants, so that of its pods no number that may be away can be computed: none could be evicted.
+    one_at_a_time = patch("PodDisruptionBudget", "trainer", {"maxUnavailable": None, "minAvailable": RANKS - 1})
+    return Overlay(about, tuple(queued_ranks()), (_NO_TRAINER, one_at_a_time))
 
 
 _NO_TRAINER: Final = patch("Deployment", "trainer", {"replicas": 0})

@@ -30,6 +30,7 @@ OBJECTS: Final = "gradbus-objects"
 CACHE: Final = "/var/cache/gradbus"
 _BUCKET: Final = "GRADBUS_OBJECTS_URL"
 _REWARDS: Final = {"GRADBUS_REWARD_SERVICE": "", "GRADBUS_ALLOWED_HOSTS": "[]", "GRADBUS_PYTHON_GRADERS": "true"}
+_AGENTS: Final = {"GRADBUS_ALLOWED_HOSTS": "[]", "GRADBUS_PUBLIC_URL": ""}
 _ENVIRONMENTS: Final = {"GRADBUS_ALLOWED_HOSTS": "[]", "GRADBUS_PYTHON_ENVIRONMENTS": "true"}
 
 
@@ -63,13 +64,15 @@ STEADY: Final = "steady"
 _POOL: Final = "gradbus.dev/pool"
 _ONE_BY_ONE: Final = {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}
 """For workers: a new one could find no free GPU before an old one ends."""
+_NEVER_TWO: Final = {"type": "Recreate"}
+"""For what is in the memory of one process."""
 WORKLOADS: Final = (
-    # One at a time: what keeps a blob from being deleted while it is published is in the memory of the process.
-    Workload("weight_store", 1, Needs("100m", "256Mi", "1Gi"), strategy={"type": "Recreate"}),
+    # What keeps a blob from being deleted while it is published is in the memory of the process.
+    Workload("weight_store", 1, Needs("100m", "256Mi", "1Gi"), strategy=_NEVER_TWO),
     Workload("reward", 2, Needs("250m", "512Mi", "2Gi"), options=_REWARDS, balanced=True),
     Workload("environment", 2, Needs("250m", "512Mi", "2Gi"), options=_ENVIRONMENTS),
-    # One: agents must reach the process that has their episode.
-    Workload("agent", 1, Needs("100m", "256Mi", "1Gi"), options={"GRADBUS_ALLOWED_HOSTS": "[]", "GRADBUS_PUBLIC_URL": ""}),
+    # Agents must reach the process that has their episode.
+    Workload("agent", 1, Needs("100m", "256Mi", "1Gi"), options=_AGENTS, strategy=_NEVER_TWO),
     Workload("reference", 1, Needs("500m", "1Gi", "4Gi"), priority="gradbus-trainer", scratch="20Gi", balanced=True, strategy=_ONE_BY_ONE),
     Workload("conductor", 2, Needs("250m", "512Mi", "2Gi"), scratch="50Gi"),
     Workload("trainer", 1, Needs("1", "2Gi", "8Gi"), priority="gradbus-trainer", scratch="50Gi", strategy=_ONE_BY_ONE),
@@ -106,8 +109,9 @@ def deployment(workload: Workload) -> Object:
 
 
 def budget(name: str) -> Object:
-    """Nodes are drained one pod of a component at a time."""
-    return named("policy/v1", "PodDisruptionBudget", name, name, spec={"maxUnavailable": 1, "selector": selector(name)})
+    """Nodes are drained one pod of a component at a time. A pod that is not ready serves nobody, and holds no node."""
+    spec = {"maxUnavailable": 1, "unhealthyPodEvictionPolicy": "AlwaysAllow", "selector": selector(name)}
+    return named("policy/v1", "PodDisruptionBudget", name, name, spec=spec)
 
 
 def environment(role: Role, options: Mapping[str, str]) -> list[Object]:

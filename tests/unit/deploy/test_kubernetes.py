@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import ipaddress
 import json
 import os
 import re
@@ -220,7 +221,21 @@ def test_every_component_has_a_budget_that_lets_nodes_be_drained(objects):
     budgets = {one["metadata"]["name"]: one["spec"] for one in objects if one["kind"] == "PodDisruptionBudget"}
     templates = [one["spec"]["template"] for one in objects if one["kind"] in WORKLOADS]
     assert budgets.keys() == {one["metadata"]["labels"]["app.kubernetes.io/component"] for one in templates}
-    assert all(spec["maxUnavailable"] == 1 for spec in budgets.values())
+    jobs = {one["metadata"]["labels"]["app.kubernetes.io/component"]: one["spec"] for one in objects if one["kind"] == "JobSet"}
+    for name, spec in budgets.items():
+        # The pods of a Job have no wanted number that a budget could subtract from: with maxUnavailable none could ever be evicted.
+        amount = {"minAvailable": pods_of(jobs[name]) - 1} if name in jobs else {"maxUnavailable": 1}
+        assert spec == {**amount, "unhealthyPodEvictionPolicy": "AlwaysAllow", "selector": spec["selector"]}, name
+
+
+def pods_of(jobset):
+    return sum(one["replicas"] * one["template"]["spec"]["parallelism"] for one in jobset["replicatedJobs"])
+
+
+def test_what_keeps_state_in_its_process_is_never_two_pods(objects):
+    found = {one["metadata"]["name"]: one["spec"] for one in objects if one["kind"] == "Deployment"}
+    for name in ("weight-store", "agent"):
+        assert (found[name]["replicas"], found[name].get("strategy")) == (1, {"type": "Recreate"}), name
 
 
 def test_priorities_are_there(objects):
@@ -269,7 +284,7 @@ def test_policies_let_exactly_the_wires_through(objects):
     wires = {(hosts[caller], hosts[server], 50051) for server, callers in CALLERS.items() for caller in callers}
     wires |= {(role.hostname, "nats", 4222) for role in ROLES.values() if role.uses_nats}
     wires |= {(role.hostname, "buffer", 6379) for role in ROLES.values() if role.uses_buffer}
-    wires |= {("trainer", "rollout", 0), ("rollout", "trainer", 0)}
+    wires |= {("trainer", "rollout", 0), ("rollout", "trainer", 0), ("rollout", "rollout", 0)}
     if "objects" in pods(objects):
         wires |= {(role.hostname, "objects", 8333) for role in ROLES.values() if role.stores_objects}
     names = {one["metadata"]["name"] for one in objects if one["kind"] == "NetworkPolicy"}
@@ -284,6 +299,27 @@ def test_nothing_is_allowed_by_default_and_no_rule_is_for_every_pod(objects):
     assert all(one["podSelector"] for one in rules.values())
     open_to_all = {name for name, one in rules.items() for rule in one.get("ingress", ()) if "from" not in rule}
     assert open_to_all == {"gateway", "agent"}
+
+
+def reached(rule, address):
+    """Protocols and ports of an address outside the cluster's pods that an egress rule lets through; None: all."""
+    blocks = [peer["ipBlock"] for peer in rule["to"] if "ipBlock" in peer]
+    covered = [one for one in blocks if within(address, one["cidr"]) and not any(within(address, cidr) for cidr in one.get("except", ()))]
+    return {(port["protocol"], port["port"]) for port in rule["ports"]} if covered and "ports" in rule else {None} if covered else set()
+
+
+def within(address, cidr):
+    return ipaddress.ip_address(address) in ipaddress.ip_network(cidr)
+
+
+def test_names_are_asked_at_the_node_too_and_its_other_ports_are_closed(objects):
+    cache, metadata = "169.254.20.10", "169.254.169.254"
+    names = {("UDP", 53), ("TCP", 53)}
+    rules = [one["spec"] for one in objects if one["kind"] == "NetworkPolicy"]
+    for address in (cache, metadata):
+        for host in HOSTS:
+            mine = [rule for one in rules if host in selected(one["podSelector"], set(HOSTS)) for rule in one.get("egress", ())]
+            assert set().union(*(reached(rule, address) for rule in mine)) == names, (address, host)
 
 
 def test_servers_answer_under_the_names_of_their_certificates(objects):
