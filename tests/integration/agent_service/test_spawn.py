@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 from pathlib import Path
 
@@ -51,10 +52,13 @@ async def worker_of(spawning, request):
             await one.close()
 
 
+def below(process):
+    return Path(f"/proc/{process}/task/{process}/children").read_text().split()
+
+
 def children(service):
     """Processes of the service, by the kernel."""
-    found = Path(f"/proc/{service.process.pid}/task/{service.process.pid}/children").read_text().split()
-    return [one for one in found if "launch" in Path(f"/proc/{one}/cmdline").read_text()]
+    return [one for one in below(service.process.pid) if "launch" in Path(f"/proc/{one}/cmdline").read_text()]
 
 
 async def until_none(service):
@@ -93,6 +97,18 @@ async def test_a_command_that_fails_fails_its_episode_with_what_it_said(worker_o
     assert "ended with the status 1 before the episode did: no idea what to do" in answer.reason
     again = await worker.open(attempt=1)
     assert again.status == OK, "another attempt has a process of its own"
+
+
+async def test_a_command_whose_sandbox_is_killed_fails_its_episode(worker_of, spawning):
+    await until_none(spawning)
+    worker = worker_of("sleep")
+    await worker.open()
+    answering = asyncio.create_task(worker.step("b"))
+    (launcher,) = children(spawning)
+    (first,) = below(launcher)
+    os.kill(int(first), signal.SIGKILL)
+    answer = await answering
+    assert (answer.status, "ended with the status 137 before the episode did" in answer.reason) == (ERROR, True)
 
 
 async def test_a_program_that_is_missing_is_told(worker_of):

@@ -1,8 +1,12 @@
 """Stop texts, turns that are not trained, and agents that begin again."""
 
+import asyncio
+
 import anthropic
 import openai
 import pytest
+
+from gradbus.v1 import environment_service_pb2 as pb
 
 from .test_turns import RETRY, assistant, user
 
@@ -157,3 +161,14 @@ async def test_after_the_runs_limit_an_agent_begins_again_and_ends(game):
     await game.agent.end(reward=1)
     assert (await game.answering).done
     assert (await restart(game)).status_code == 410
+
+
+async def test_after_the_runs_limit_beginning_again_does_not_put_off_the_end(begin_game):
+    game = await begin_game(step_seconds=1)
+    await game.ask("a")
+    await game.draw("b", end="max_turns")
+    async with asyncio.timeout(30):
+        while (await restart(game)).status_code == 200:
+            assert (await game.agent.chat("a")).status_code in (200, 410)
+    answer = await game.answering
+    assert (answer.status, "did not end it within 1 s of the run's limit" in answer.reason) == (pb.ENVIRONMENT_STATUS_ERROR, True)

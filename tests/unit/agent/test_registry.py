@@ -3,11 +3,13 @@
 import asyncio
 import pickle
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from gradbus.spec.sections import EnvironmentSpec
 from gradbus_agent.contract import ChatMessage, ChatRequest, RefusalError, Reply, Verdict
+from gradbus_agent.episodes import lease
 from gradbus_agent.episodes import registry as module
 from gradbus_agent.episodes.asks import Mark
 from gradbus_agent.episodes.registry import Registry
@@ -112,6 +114,20 @@ async def test_a_worker_that_draws_is_not_given_up_for_another_that_plays_the_sa
     silent(first, 901)
     registry.close_idle(900)
     assert (first.over, second.over) == ("its rollout worker is gone", "")
+
+
+async def test_an_agent_that_begins_again_for_ever_loses_its_episode(registry, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(lease, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    episode = registry.open(opening())
+    registry.give(episode)
+    most = episode._lease.beating_seconds
+    while now[0] < most:
+        now[0] += most / 20
+        assert episode.restart() == {"answers": 0}
+    assert f"asked nothing new for {most:g} s" in (await episode.first(1.0)).reason
+    with pytest.raises(RefusalError, match="is over"):
+        episode.restart()
 
 
 async def test_offers_of_workers_that_are_gone_are_not_claimed(registry):

@@ -1,16 +1,20 @@
 """What an honest command finds, what it says, and what a request must be."""
 
 import asyncio
+import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from gradbus.sandbox import seccomp
 from gradbus.sandbox.commands import restrictions, run
 from gradbus.sandbox.commands.request import Command, CommandError, Outcome, read_command, read_outcome
-from gradbus.sandbox.commands.run import SandboxError, found_level, run_command
+from gradbus.sandbox.commands.run import LEVELS, SandboxError, ServedCommand, end_process, found_level, run_command, start_server
 
 namespaces = pytest.mark.skipif(asyncio.run(found_level())[0] is None, reason="this kernel gives no namespaces")
 
@@ -121,10 +125,86 @@ def test_requests_and_outcomes_come_back_as_they_were():
         read_outcome({**outcome.document(), "end": "won"})
 
 
+def processes_of(launcher):
+    """Ids of a launcher and of all below it, by the kernel."""
+    below = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    return [launcher, *(one for child in below for one in processes_of(int(child)))]
+
+
+def all_arguments():
+    """Of every process that this machine shows."""
+    found = []
+    for one in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it has ended
+            found.append(one.read_bytes())
+    return found
+
+
+LEVELS_HERE = [level for level in LEVELS if asyncio.run(found_level([level]))[0] is not None]
+
+
+@pytest.mark.parametrize("level", LEVELS_HERE)
+async def test_the_variables_of_a_served_command_are_no_arguments_of_any_process(level):
+    secret, code = "not-for-ps", "import os, sys; print(os.environ['KEY'], flush=True); sys.stdin.read()"
+    process = await start_server(ServedCommand(("python", "-c", code), (), 512, {"KEY": secret}), level)
+    try:
+        assert await process.stdout.readline() == f"{secret}\n".encode(), "the command has it"
+        assert len(processes_of(process.pid)) >= 3, "launcher, process 1 and the command"
+        assert not any(secret.encode() in one for one in all_arguments())
+    finally:
+        await end_process(process)
+
+
+@pytest.mark.parametrize("level", LEVELS_HERE)
+async def test_a_served_command_has_its_streams_and_no_other_file_and_as_many_variables_as_it_likes(level):
+    code = """
+import os
+def is_open(n):
+    try: return bool(os.fstat(n))
+    except OSError: return False
+print([n for n in range(100) if is_open(n)], sum(map(len, os.environ.values())) > 200_000)
+"""
+    served = ServedCommand(("python", "-c", code), (), 512, {"A": "x" * 100_000, "B": "y" * 100_000})
+    process = await start_server(served, level)
+    try:
+        assert await process.stdout.readline() == b"[0, 1, 2] True\n", await process.stderr.read()
+    finally:
+        await end_process(process)
+
+
+async def test_bubblewrap_gets_a_served_command_in_a_file_and_not_by_its_arguments(monkeypatch, tmp_path):
+    bubblewrap = tmp_path / "bwrap"
+    bubblewrap.write_text(f"#!{sys.executable}\nimport os, sys\nprint(sys.argv[1:], os.pread(int(sys.argv[-1]), 9999, 0), sep='\\n')\n")
+    bubblewrap.chmod(0o755)
+    tmp_path.chmod(0o755)
+    change = f"_BUBBLEWRAP = ({str(bubblewrap)!r},); launch._ids = lambda: [(launch.os.geteuid(), launch.os.getegid())]"
+    monkeypatch.setattr(run, "boot", lambda _: changed(change))
+    process = await start_server(ServedCommand(("program",), ("/opt",), 512, {"KEY": "not-for-ps"}), "bubblewrap")
+    said, told = await process.communicate()
+    arguments, document = said.decode().splitlines()
+    assert "from gradbus.sandbox.commands import server" in arguments, told
+    assert ("not-for-ps" in arguments, "not-for-ps" in document) == (False, True)
+
+
+@pytest.mark.parametrize("level", LEVELS_HERE)
+async def test_a_served_command_whose_sandbox_is_killed_did_not_end_well(level):
+    process = await start_server(ServedCommand(("python", "-c", "print(flush=True); import sys; sys.stdin.read()")), level)
+    try:
+        await process.stdout.readline()
+        os.kill(processes_of(process.pid)[1], signal.SIGKILL)
+        assert await process.wait() == 128 + signal.SIGKILL
+    finally:
+        await end_process(process)
+
+
+def changed(change):
+    """Boots the launcher with a change."""
+    return f"import sys; sys.path[:0] = sys.argv[1:3]; from gradbus.sandbox.commands import launch; launch.{change}; launch.main()"
+
+
 async def without(monkeypatch, change):
     """As on a kernel that lacks something."""
-    line = f"import sys; sys.path[:0] = sys.argv[1:3]; from gradbus.sandbox.commands import launch; launch.{change}; launch.main()"
-    monkeypatch.setattr(run, "boot", lambda _: line)
+    monkeypatch.setattr(run, "boot", lambda _: changed(change))
     return await found_level()
 
 
@@ -158,10 +238,7 @@ async def test_a_kernel_that_has_no_process_left_may_have_one_later(monkeypatch)
 
 @namespaces
 async def test_files_beyond_their_bound_end_a_command_whose_file_system_has_none(monkeypatch):
-    line = (
-        "import sys; sys.path[:0] = sys.argv[1:3]; from gradbus.sandbox.commands import launch; launch.DISK_FILES = 1 << 20; launch.main()"
-    )
-    monkeypatch.setattr(run, "boot", lambda _: line)
+    monkeypatch.setattr(run, "boot", lambda _: changed("DISK_FILES = 1 << 20"))
     for folder in (restrictions.FOLDER, restrictions.TEMPORARY):
         code = f"for n in range(1_000_000): open(f'{folder}/{{n}}', 'w').close()"
         assert (await ran("python", "-c", code, seconds=30)).end == "files"

@@ -1,8 +1,8 @@
 """Makes the sandbox of one command: namespaces of its own, by itself or by bubblewrap, with `supervisor` as process 1.
 
 Standard library only. Arguments after the folders of the packages: how niceness is raised, the level, and, for a command that serves
-until it is ended, the JSON object of a `ServedCommand`. Its standard input and output are the supervisor's, or that command's. If the
-machine gives no sandbox it writes {"refused": reason}, and {"failed": reason} if one broke or may be had later.
+until it is ended, a handle of the document of a `ServedCommand`. Its standard input and output are the supervisor's, or that
+command's. If the machine gives no sandbox it writes {"refused": reason}, and {"failed": reason} if one broke or may be had later.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import signal
 import sys
 
 from gradbus.sandbox.commands.loopback import bring_up
-from gradbus.sandbox.commands.processes import detached_proc
+from gradbus.sandbox.commands.processes import detached_proc, exit_status
 from gradbus.sandbox.commands.restrictions import DEVICES, DISK_FILES, DISK_MIB, FOLDER, INTERPRETER, SYSTEM_FOLDERS, TEMPORARY
-from gradbus.sandbox.commands.server import has_listener, serve, served_paths
+from gradbus.sandbox.commands.server import has_listener, read_served, serve, served_paths
 from gradbus.sandbox.commands.supervisor import supervise
 from gradbus.sandbox.new_root import enter_new_root, map_ids
 from gradbus.sandbox.privileges import be_first_out_of_memory, die_with_parent, system_library
@@ -44,11 +44,11 @@ def main() -> None:
     die_with_parent(libc)
     if os.getppid() != parent:
         return
-    served = sys.argv[5] if len(sys.argv) > 5 else None
+    document = int(sys.argv[5]) if len(sys.argv) > 5 else None
     if level == "bubblewrap":
-        _bubblewrap(libc, folders[0], served)
+        _bubblewrap(libc, folders[0], document)
     else:
-        _namespaces(libc, served)
+        _namespaces(libc, None if document is None else read_served(document))
 
 
 def _namespaces(libc: ctypes.CDLL, served: str | None) -> None:
@@ -76,7 +76,7 @@ def _namespaces(libc: ctypes.CDLL, served: str | None) -> None:
             os.close(handle)
         if served is not None and (listener := json.loads(served)["listener"]) is not None:
             os.close(listener)  # so that the parent sees the end of process 1
-        sys.exit(max(0, os.waitstatus_to_exitcode(os.waitpid(first, 0)[1])))
+        sys.exit(exit_status(os.waitpid(first, 0)[1]))
 
 
 def _ids() -> list[tuple[int, int]]:
@@ -115,11 +115,12 @@ def _be_first_process(libc: ctypes.CDLL, mapped: int, ids: tuple[int, int], serv
         os._exit(code)
 
 
-def _bubblewrap(libc: ctypes.CDLL, libraries: str, served: str | None) -> None:
+def _bubblewrap(libc: ctypes.CDLL, libraries: str, document: int | None) -> None:
     program = next((path for path in _BUBBLEWRAP if os.access(path, os.X_OK)), None)
     if program is None:
         _refuse("bubblewrap is not installed here; install it (bwrap), or ask for namespaces")
         return
+    served = None if document is None else read_served(document, keep=True)
     shown = [path for path in dict.fromkeys((*SYSTEM_FOLDERS, *served_paths(served))) if os.path.exists(path)]
     module = "supervisor" if served is None else "server"
     boot = f"import sys; sys.path.insert(0, {_LIBRARIES!r}); from gradbus.sandbox.commands import {module}; {module}.main()"
@@ -129,7 +130,8 @@ def _bubblewrap(libc: ctypes.CDLL, libraries: str, served: str | None) -> None:
         *(part for path in DEVICES for part in ("--dev-bind", path, path)),
         *("--ro-bind", f"{libraries}/gradbus/sandbox", f"{_LIBRARIES}/gradbus/sandbox"),
         *(part for path in (FOLDER, TEMPORARY) for part in ("--size", str(DISK_MIB << 20), "--tmpfs", path)),
-        *("--remount-ro", "/", "--chdir", "/", "--", INTERPRETER, "-I", "-S", "-B", "-c", boot, *([] if served is None else [served])),
+        *("--remount-ro", "/", "--chdir", "/", "--", INTERPRETER, "-I", "-S", "-B", "-c", boot),
+        *([] if document is None else [str(document)]),
     ]
     user, group = _ids()[-1]
     if user != os.geteuid():

@@ -13,6 +13,7 @@ _FSOPEN, _FSCONFIG, _FSMOUNT, _CONFIG_CREATE, _CLOEXEC = 430, 431, 432, 6, 1
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _OWN = 1
 _STATUS_BYTES = 4096
+_OF_A_SIGNAL = 128
 
 
 def detached_proc(libc: ctypes.CDLL) -> int | None:
@@ -77,6 +78,12 @@ def ended(main: int) -> int | None:
             if pid == main:
                 found = status
     return found
+
+
+def exit_status(wait_status: int) -> int:
+    """As a shell has it: for a process that a signal ended, 128 and the signal, so never 0."""
+    code = os.waitstatus_to_exitcode(wait_status)
+    return code if code >= 0 else _OF_A_SIGNAL - code
 
 
 def end_all(main: int) -> int | None:

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -73,17 +73,21 @@ class ServedCommand:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables beside those of every command."""
 
-    def document(self, listener: int | None = None) -> str:
-        """As its launcher takes it; `listener` is a Unix socket over which it gives one that listens on its loopback."""
-        return json.dumps(
-            {
-                "arguments": list(self.arguments),
-                "paths": list(self.paths),
-                "memory_mib": self.memory_mib,
-                "environment": dict(self.environment),
-                "listener": listener,
-            }
-        )
+    @contextlib.contextmanager
+    def document(self, listener: int | None = None) -> Iterator[int]:
+        """A handle of a file in memory with what its launcher takes; `listener` is a Unix socket over which it gives one that listens on
+        its loopback. No argument: those of a process are there for every user to read, and variables may be secrets."""
+        content = {
+            "arguments": list(self.arguments),
+            "paths": list(self.paths),
+            "memory_mib": self.memory_mib,
+            "environment": dict(self.environment),
+            "listener": listener,
+        }
+        with open(os.memfd_create("served"), "wb") as file:
+            file.write(json.dumps(content).encode())
+            file.flush()
+            yield file.fileno()
 
 
 async def start_server(command: ServedCommand, level: Level) -> asyncio.subprocess.Process:
@@ -91,7 +95,8 @@ async def start_server(command: ServedCommand, level: Level) -> asyncio.subproce
 
     `end_process` ends it. If there is no sandbox, it writes {"refused": reason} or {"failed": reason}. Raises SandboxError.
     """
-    return await _launched(level, command.document())
+    with command.document() as document:
+        return await _launched(level, document)
 
 
 async def start_client(command: ServedCommand, level: Level) -> tuple[asyncio.subprocess.Process, socket.socket]:
@@ -102,8 +107,8 @@ async def start_client(command: ServedCommand, level: Level) -> tuple[asyncio.su
     """
     ours, theirs = socket.socketpair()
     with ours:
-        with theirs:
-            process = await _launched(level, command.document(theirs.fileno()), theirs.fileno())
+        with theirs, command.document(theirs.fileno()) as document:
+            process = await _launched(level, document, theirs.fileno())
         try:
             async with asyncio.timeout(_MORE_SECONDS):
                 listener = await _received(ours)
@@ -184,11 +189,12 @@ async def _answer(process: asyncio.subprocess.Process, request: bytes) -> dict[s
     return said
 
 
-async def _launched(level: Level, served: str | None = None, *handles: int) -> asyncio.subprocess.Process:
+async def _launched(level: Level, *handles: int) -> asyncio.subprocess.Process:
+    """`handles`: of what it inherits; the first is the document of a served command."""
     try:
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-I", "-S", "-B", "-c", boot("gradbus.sandbox.commands.launch")),
-            *(_LIBRARIES, _LIBRARIES, str(USERS_NICENESS), level, *([] if served is None else [served])),
+            *(_LIBRARIES, _LIBRARIES, str(USERS_NICENESS), level, *map(str, handles[:1])),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -11,19 +11,18 @@ import time
 from typing import Any
 
 from gradbus.sandbox.commands.loopback import PORT, give_listener
-from gradbus.sandbox.commands.processes import end_all, ended, has_more_files, has_more_memory
+from gradbus.sandbox.commands.processes import end_all, ended, exit_status, has_more_files, has_more_memory
 from gradbus.sandbox.commands.request import Command
 from gradbus.sandbox.commands.restrictions import Access, execute
 from gradbus.sandbox.privileges import system_library
 
 _CPU_SECONDS = 3600.0
 _LOOK_SECONDS = 0.2
-_OF_A_SIGNAL = 128
 
 
 def main() -> None:
     """Of a sandbox that bubblewrap made."""
-    sys.exit(serve(system_library(), os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), sys.argv[1]))
+    sys.exit(serve(system_library(), os.open("/proc", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), read_served(int(sys.argv[1]))))
 
 
 def serve(libc: ctypes.CDLL, proc: int | None, served: str) -> int:
@@ -45,8 +44,16 @@ def serve(libc: ctypes.CDLL, proc: int | None, served: str) -> int:
     while (status := ended(pid)) is None and not has_more_files() and not _has_more_memory(proc, command):
         time.sleep(_LOOK_SECONDS)
     last = end_all(pid)
-    code = os.waitstatus_to_exitcode((last or 0) if status is None else status)
-    return code if code >= 0 else _OF_A_SIGNAL - code
+    return exit_status((last or 0) if status is None else status)
+
+
+def read_served(document: int, *, keep: bool = False) -> str:
+    """The JSON object of a `ServedCommand` from the file of this handle, which is closed, so that the command does not have it, unless it
+    is kept for another reader."""
+    served = os.pread(document, os.fstat(document).st_size, 0).decode()
+    if not keep:
+        os.close(document)
+    return served
 
 
 def has_listener(served: str | None) -> bool:

@@ -129,9 +129,12 @@ class AgentEpisode:
         return ask
 
     def restart(self) -> Document:
-        """The agent begins again: its requests get the answers that they had. Raises RefusalError if the episode is over."""
+        """The agent begins again: its requests get the answers that they had. Raises RefusalError if the episode is over.
+
+        That is no progress: an agent that crashes and begins again for ever loses its episode as one that only beats.
+        """
         self._check()
-        self._lease.renew()
+        self._lease.beat()
         return {"answers": self._asks.rewind()}
 
     def note_refused(self, mark: Mark) -> None:
