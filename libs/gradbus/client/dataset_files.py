@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import parse_qs, urlsplit
 
-from gradbus.datasets.folder import SUFFIXES, data_files
+from gradbus.datasets.folder import SUFFIXES, data_files, dataset_names
 from gradbus.datasets.json_values import json_value
 from gradbus.datasets.jsonl import as_line
 from gradbus.errors import DatasetError, StorageError, first_line
@@ -45,7 +45,7 @@ def local_path(base_dir: Path, given: object) -> Path | None:
 
 
 def _from_bucket(url: str, scratch: Path) -> list[Path]:
-    """The object of a url, or the objects below it, in the order of their names. Credentials come from the environment."""
+    """The object of a url, or the objects below it, in the order of a folder's files. Credentials come from the environment."""
     import obstore  # noqa: PLC0415 - not needed for files of this machine
     from obstore.store import from_url  # noqa: PLC0415
 
@@ -53,8 +53,10 @@ def _from_bucket(url: str, scratch: Path) -> list[Path]:
     key = parts.path.strip("/")
     with _storage_errors(url):
         store = from_url(f"{parts.scheme}://{parts.netloc}")
-        listed = sorted(item["path"] for batch in obstore.list(store, key or None) for item in batch)
-    names = [key] if key.endswith(SUFFIXES) else [name for name in listed if name.endswith(SUFFIXES)]
+        listed = [item["path"] for batch in obstore.list(store, key or None) for item in batch]
+    folder = f"{key}/" if key else ""
+    below = dataset_names((name.removeprefix(folder) for name in listed), url)
+    names = [key] if key.endswith(SUFFIXES) else [folder + name for name in below]
     if not names:
         raise DatasetError(f"{url} has no dataset; name an object, or a folder of objects that end in one of {', '.join(SUFFIXES)}")
     scratch.mkdir(parents=True)

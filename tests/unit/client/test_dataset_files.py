@@ -3,7 +3,9 @@
 import hashlib
 import json
 
+import obstore
 import pytest
+from obstore.store import from_url
 from s3_servers import KEY_ID, SECRET, moto_server  # noqa: F401 - a fixture
 
 from gradbus.client.dataset_files import dataset_files
@@ -78,3 +80,18 @@ async def test_an_object_and_all_objects_below_a_prefix_are_fetched(tmp_path, mo
         dataset_files(f"{bucket}/other", tmp_path, tmp_path / "none")
     with pytest.raises(StorageError, match=r"cannot read s3://.*; check the url, and the credentials"):
         dataset_files(f"{bucket}/data/gone.jsonl", tmp_path, tmp_path / "gone")
+
+
+def test_a_folder_has_one_order_on_a_disk_and_in_object_storage(tmp_path, moto_server, monkeypatch):  # noqa: F811
+    url = moto_server.store(monkeypatch).url
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY_ID)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    bucket = from_url(url)
+    names = ["a-b.jsonl", "a.jsonl", "a/x.jsonl", "a/y/x.jsonl", "a0.jsonl", "b/x.jsonl"]
+    for name in (*names, ".cache/hidden.jsonl", "a/.hidden.jsonl", "a/notes.txt"):
+        (tmp_path / "given" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "given" / name).write_text(name)
+        obstore.put(bucket, f"given/{name}", name.encode())
+    for source in ("given", f"{url}/given"):
+        files = dataset_files(source, tmp_path, tmp_path / "scratch")
+        assert [file.read_text() for file in files] == names

@@ -156,13 +156,13 @@ class DataIntake:
 
     async def _below_roots(self, source: str) -> list[DatasetFile] | Fault:
         roots = self._settings.model_roots
-        path = await asyncio.to_thread(under_roots, source, roots)
-        if path is None:
-            return Fault("", "not a file or folder that the server may read", source, allowed_paths(roots))
         try:
-            return [DatasetFile(file.name, file) for file in await asyncio.to_thread(data_files, path)]
+            files = await asyncio.to_thread(_files_under, source, roots)
         except OSError as error:
             return Fault("", f"cannot be read: {error.strerror}", source, allowed_paths(roots))
+        if files is None:
+            return Fault("", "not a file or folder that the server may read", source, allowed_paths(roots))
+        return files
 
     def _size_fault(self, size: int, source: str) -> Fault:
         most = self._settings.max_dataset_bytes
@@ -215,6 +215,20 @@ def _as_stored(data: DataSpec, stored: dict[str, _Dataset]) -> DataSpec:
         parts = tuple(part.model_copy(update={"source": None, "columns": {}, "rows": info.rows}) for part, info in given)
     digests = {field: dataset.digest for field, dataset in stored.items()}
     return data.model_copy(update={**digests, "mixture": parts, "columns": {}})
+
+
+def _files_under(source: str, roots: Sequence[Path]) -> list[DatasetFile] | None:
+    """The files of a path; None if it is not below the roots. Raises DatasetError for one that is a link out of them, and OSError."""
+    path = under_roots(source, roots)
+    if path is None:
+        return None
+    files: list[DatasetFile] = []
+    for file in data_files(path):
+        found = under_roots(str(file), roots)
+        if found is None:
+            raise DatasetError(f"{file.name} is a symbolic link out of the server's roots; put the file itself there")
+        files.append(DatasetFile(file.name, found))
+    return files
 
 
 def _total_size(files: Sequence[DatasetFile]) -> int:

@@ -115,6 +115,23 @@ async def test_a_folder_below_the_roots_is_a_dataset(objects, tmp_path):
     assert "the folder empty has no dataset" in fault.message
 
 
+async def test_a_link_in_a_folder_is_followed_only_below_the_roots(objects, tmp_path):
+    folder = tmp_path / "roots" / "given"
+    folder.mkdir(parents=True)
+    (tmp_path / "roots" / "elsewhere").write_bytes(rows("public"))
+    (tmp_path / "secret.jsonl").write_bytes(rows("secret"))
+    (folder / "a.jsonl").symlink_to("../elsewhere")
+    intake = DataIntake(objects, GatewaySettings(cache_dir=tmp_path / "cache", model_roots=(tmp_path / "roots",)))
+    stored, faults = await intake.store(DataSpec(train="given"), RowColumns(), "someone")
+    assert faults == []
+    assert await objects.get_blob(stored.spec.train) == rows("public")
+    (folder / "s.jsonl").symlink_to(tmp_path / "secret.jsonl")
+    stored, [fault] = await intake.store(DataSpec(train="given"), RowColumns(), "someone")
+    assert (stored, fault.path) == (None, "data.train")
+    assert "s.jsonl is a symbolic link out of the server's roots" in fault.message
+    assert str(tmp_path) not in str(fault)
+
+
 async def test_a_dataset_larger_than_the_limit_is_refused_before_it_is_read(objects, tmp_path):
     intake = DataIntake(objects, GatewaySettings(cache_dir=tmp_path / "cache", max_dataset_bytes=30))
     one, two = await objects.put_blob(rows("a")), await objects.put_blob(rows("b"))
