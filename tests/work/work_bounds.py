@@ -14,7 +14,8 @@ from typing import Final
 BOUNDS: Final[dict[str, float]] = {
     # Decoding its messages, advantage, mask and reward; finding and packing the prompts that samples share; its place in the attention.
     # A sample may have several sequences: going through the one that it has, and keeping which sample a row is of, is fourteen lines.
-    "trainer: lines a sample": 97,
+    # The least and the largest reward of a step are told: two lines.
+    "trainer: lines a sample": 99,
     "trainer: calls a sample": 13,
     # Beside those of its samples: checking and decoding the entry, the group's advantages, its place in the frontier. The estimator of the
     # advantages is a function of its own beside the verdict: ten lines a group, none a sample. Each entry is asked for a teacher's
@@ -23,8 +24,9 @@ BOUNDS: Final[dict[str, float]] = {
     "trainer: lines a group of four": 610,
     "trainer: calls a group of four": 131,
     # Forward, loss, backward, clipping and AdamW of a model of one layer and 12 parameters, outside and inside our own operators. Short
-    # groups are gathered into blocks and back: some forty operators a layer, for which each prompt is computed once.
-    "trainer: operators a step of one layer": 547,
+    # groups are gathered into blocks and back: some forty operators a layer, for which each prompt is computed once. The largest KL of a
+    # token is told: five operators.
+    "trainer: operators a step of one layer": 552,
     # A step of equal rows is a few large operators, however many rows.
     "trainer: operators a sample": 0,
     # The trainer and the weight store, with a checkpoint at every second step: events of the step and of the checkpoint, heads of version
