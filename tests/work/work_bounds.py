@@ -15,13 +15,13 @@ BOUNDS: Final[dict[str, float]] = {
     # Decoding its messages, advantage, mask and reward; finding and packing the prompts that samples share; its place in the attention.
     # A sample may have several sequences: going through the one that it has, and keeping which sample a row is of, is fourteen lines.
     # The least and the largest reward of a step are told: two lines.
-    "trainer: lines a sample": 99,
+    "trainer: lines a sample": 100,
     "trainer: calls a sample": 13,
     # Beside those of its samples: checking and decoding the entry, the group's advantages, its place in the frontier. The estimator of the
     # advantages is a function of its own beside the verdict: ten lines a group, none a sample. Each entry is asked for a teacher's
     # log-probabilities and rows, and for marks of its samples: twelve lines a group, none a sample. Of its rows, which may be more than
     # its samples, each keeps whose it is: fifteen lines a group, beside those of its samples.
-    "trainer: lines a group of four": 610,
+    "trainer: lines a group of four": 624,
     "trainer: calls a group of four": 131,
     # Forward, loss, backward, clipping and AdamW of a model of one layer and 12 parameters, outside and inside our own operators. Short
     # groups are gathered into blocks and back: some forty operators a layer, for which each prompt is computed once. The largest KL of a
