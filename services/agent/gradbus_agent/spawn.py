@@ -13,7 +13,7 @@ from typing import Final
 
 from gradbus.errors import UserCodeError
 from gradbus.sandbox.commands.loopback import HOST, PORT
-from gradbus.sandbox.commands.run import Level, NoSandboxError, SandboxError, ServedCommand, end_process, found_level, start_client
+from gradbus.sandbox.commands.run import FoundLevel, NoSandboxError, SandboxError, ServedCommand, end_process, start_client
 from gradbus.telemetry import get_logger
 from gradbus_agent.contract import RefusalError, Reply, Verdict
 from gradbus_agent.episodes.episode import AgentEpisode
@@ -49,8 +49,7 @@ class AgentCommands:
         self._commands = commands
         self._serve = serve
         self._places = asyncio.Semaphore(limit)
-        self._finding = asyncio.Lock()
-        self._level: Level | None = None
+        self._level = FoundLevel("agents' commands")
         self._running: set[asyncio.Task[None]] = set()
 
     async def why_not(self, url: str) -> str:
@@ -59,7 +58,7 @@ class AgentCommands:
             known = ", ".join(self._commands) or "none"
             return f"the operator names no agent {name[:80]!r} in GRADBUS_AGENT_COMMANDS; known: {known}"
         try:
-            await self._confined()
+            await self._level.get()
         except NoSandboxError as error:
             return str(error)
         return ""
@@ -108,16 +107,7 @@ class AgentCommands:
             "ANTHROPIC_API_KEY": key,
         }
         served = ServedCommand(command.command, command.paths, command.memory_mib, {**command.environment, **variables})
-        return await start_client(served, await self._confined())
-
-    async def _confined(self) -> Level:
-        """How commands are confined on this machine. Raises NoSandboxError if they cannot be, SandboxError if that is not known now."""
-        async with self._finding:
-            if self._level is None:
-                self._level, reason = await found_level()
-                if self._level is None:
-                    raise NoSandboxError(f"agents' commands cannot be confined here: {reason}")
-            return self._level
+        return await start_client(served, await self._level.get())
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
