@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from gradbus.access.keyring import Keyring
 from gradbus.process import Process
 from gradbus.rpc import LiveCallers, RpcServer
+from gradbus.sandbox.commands.run import SandboxError
 from gradbus.spec.sections import EnvironmentSpec
 from gradbus.telemetry import under
 from gradbus.v1 import environment_service_pb2 as pb
@@ -66,8 +67,11 @@ class AgentService(EnvironmentServiceServicer):
         except ValueError as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
         spawned = (section.agent or "").startswith(SPAWN)
-        if spawned and (why := await self._reach.commands.why_not(section.agent or "")):
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
+        try:
+            if spawned and (why := await self._reach.commands.why_not(section.agent or "")):
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, why)
+        except SandboxError as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
         if section.agent != "pull" and not spawned and not self._public_url:
             message = "agents are not called from here: nobody said at which address they reach it; set GRADBUS_PUBLIC_URL"
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, message)
@@ -151,6 +155,8 @@ class AgentService(EnvironmentServiceServicer):
             raise
         if failed is not None and not failed.is_away:
             self._registry.close(episode, failed.reason)
+        elif failed is not None and episode.is_claimed:
+            self._registry.take_back(episode)
         return failed
 
     async def _posted(self, episode: AgentEpisode) -> Reply | None:

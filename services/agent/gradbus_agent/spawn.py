@@ -13,7 +13,7 @@ from typing import Final
 
 from gradbus.errors import UserCodeError
 from gradbus.sandbox.commands.loopback import HOST, PORT
-from gradbus.sandbox.commands.run import Level, NoSandboxError, ServedCommand, end_process, found_level, start_client
+from gradbus.sandbox.commands.run import FoundLevel, NoSandboxError, SandboxError, ServedCommand, end_process, start_client
 from gradbus.telemetry import get_logger
 from gradbus_agent.contract import RefusalError, Reply, Verdict
 from gradbus_agent.episodes.episode import AgentEpisode
@@ -49,25 +49,30 @@ class AgentCommands:
         self._commands = commands
         self._serve = serve
         self._places = asyncio.Semaphore(limit)
-        self._finding = asyncio.Lock()
-        self._level: Level | None = None
+        self._level = FoundLevel("agents' commands")
         self._running: set[asyncio.Task[None]] = set()
 
     async def why_not(self, url: str) -> str:
-        """Why the command of this URL cannot be started here; empty if it can."""
+        """Why the command of this URL cannot be started here; empty if it can. Raises SandboxError if that is not known now."""
         if (name := url.removeprefix(SPAWN)) not in self._commands:
             known = ", ".join(self._commands) or "none"
             return f"the operator names no agent {name[:80]!r} in GRADBUS_AGENT_COMMANDS; known: {known}"
         try:
-            await self._confined()
-        except UserCodeError as error:
+            await self._level.get()
+        except NoSandboxError as error:
             return str(error)
         return ""
 
     async def play(self, episode: AgentEpisode, give: Callable[[], str], seconds: float) -> Reply | None:
-        """Starts the episode's command, with the key that `give` makes; None: it plays. Waits so many seconds for a place."""
-        if why := await self.why_not(episode.opening.agent):
-            return Reply.error(why)
+        """Starts the episode's command, with the key that `give` makes; None: it plays. Waits so many seconds for a place.
+
+        An error that passes may come after the key was given: the command does not have it.
+        """
+        try:
+            if why := await self.why_not(episode.opening.agent):
+                return Reply.error(why)
+        except SandboxError as error:
+            return Reply.away(_not_started(error))
         try:
             async with asyncio.timeout(seconds):
                 await self._places.acquire()
@@ -77,7 +82,7 @@ class AgentCommands:
             process, listener = await self._started(self._commands[episode.opening.agent.removeprefix(SPAWN)], key := give())
         except UserCodeError as error:
             self._places.release()
-            return Reply.error(f"the agent's command was not started: {error}")
+            return Reply.away(_not_started(error)) if isinstance(error, SandboxError) else Reply.error(_not_started(error))
         except BaseException:
             self._places.release()
             raise
@@ -94,7 +99,7 @@ class AgentCommands:
         await asyncio.gather(*self._running, return_exceptions=True)
 
     async def _started(self, command: AgentCommand, key: str) -> tuple[asyncio.subprocess.Process, socket.socket]:
-        """Raises UserCodeError."""
+        """Raises NoSandboxError and SandboxError."""
         variables = {
             "OPENAI_BASE_URL": f"{_BASE_URL}/v1",
             "OPENAI_API_KEY": key,
@@ -102,22 +107,17 @@ class AgentCommands:
             "ANTHROPIC_API_KEY": key,
         }
         served = ServedCommand(command.command, command.paths, command.memory_mib, {**command.environment, **variables})
-        return await start_client(served, await self._confined())
-
-    async def _confined(self) -> Level:
-        """How commands are confined on this machine. Raises UserCodeError."""
-        async with self._finding:
-            if self._level is None:
-                self._level, reason = await found_level()
-                if self._level is None:
-                    raise NoSandboxError(f"agents' commands cannot be confined here: {reason}")
-            return self._level
+        return await start_client(served, await self._level.get())
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
         self._places.release()
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("agent_command_crashed", exc_info=error)
+
+
+def _not_started(error: UserCodeError) -> str:
+    return f"the agent's command was not started: {error}"
 
 
 @dataclass(slots=True)

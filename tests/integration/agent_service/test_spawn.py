@@ -9,10 +9,16 @@ from pathlib import Path
 import grpc
 import pytest
 
-from gradbus.rpc import open_channel
+from gradbus.access.api_keys import write_api_keys
+from gradbus.process import Process
+from gradbus.rpc import open_channel, token_hash
+from gradbus.sandbox.commands import run
 from gradbus.sandbox.commands.run import found_level
 from gradbus.v1 import environment_service_pb2 as pb
 from gradbus.v1.environment_service_pb2_grpc import EnvironmentServiceStub
+from gradbus_agent.service import serve
+from gradbus_agent.settings import AgentSettings
+from gradbus_agent.spawn import AgentCommand
 
 from .conftest import TOKEN, Worker, start_service
 
@@ -151,3 +157,45 @@ async def test_a_name_that_the_operator_does_not_know_is_refused(worker_of):
         assert "player, missing" in refused.value.details()
     described = await worker.stub.Describe(pb.DescribeRequest(run_id="r", environment_json=json.dumps(worker.section)))
     assert described.name == "agent"
+
+
+NONE_LEFT = (
+    "import sys; sys.path[:0] = sys.argv[1:3]; from gradbus.sandbox.commands import launch; "
+    "launch._CLONE = dict.fromkeys(launch._CLONE, 1 << 20); launch.ctypes.get_errno = lambda: 11; launch.main()"
+)
+"""Boots a launcher whose kernel has no process left for now."""
+
+
+async def test_a_machine_that_gives_no_sandbox_for_now_is_asked_again(free_port, tmp_path, monkeypatch):
+    write_api_keys(tmp_path / "keys.json", [])
+    settings = AgentSettings(
+        listen=f"127.0.0.1:{free_port()}",
+        api_keys_file=tmp_path / "keys.json",
+        rpc_callers={"rollout": token_hash(TOKEN)},
+        agent_commands={"player": AgentCommand(("python", "-c", CODE))},
+    )
+    process = Process("agent")
+    serving = asyncio.create_task(serve(settings, process))
+    await asyncio.wait_for(process.has_been_ready.wait(), 30)
+    async with open_channel(settings.listen, TOKEN) as channel:
+        worker = Worker(EnvironmentServiceStub(channel), {"agent": "spawn://player", "step_seconds": 20}, "run", {"do": "nothing"})
+        describe = pb.DescribeRequest(run_id="run", environment_json=json.dumps(worker.section))
+        with monkeypatch.context() as without:
+            without.setattr(run, "boot", lambda _: NONE_LEFT)
+            with pytest.raises(grpc.aio.AioRpcError, match="no sandbox for now") as away:
+                await worker.stub.Describe(describe)
+            assert away.value.code() is grpc.StatusCode.UNAVAILABLE
+            assert_away(await worker.open())
+        assert (await worker.stub.Describe(describe)).name == "agent"
+        with monkeypatch.context() as without:
+            without.setattr(run, "boot", lambda _: NONE_LEFT)
+            assert_away(await worker.open())
+        assert (await worker.open()).conversation.messages[0].content == "nothing"
+        assert (await worker.step("b")).done
+    process.stopping.set()
+    await serving
+
+
+def assert_away(opened):
+    assert (opened.status, opened.is_away, opened.is_queued) == (ERROR, True, False)
+    assert "the agent's command was not started: no sandbox for now" in opened.reason

@@ -101,6 +101,21 @@ async def test_so_many_untrained_turns_are_drawn(begin_game):
     assert (await game.draw("b")).status_code == 200
 
 
+async def test_untrained_requests_without_room_are_counted_as_untrained_turns(begin_game):
+    game = await begin_game(max_turns=1)
+    for _ in range(4):
+        await game.ask("a", headers=UNTRAINED)
+        request = game.worker.request("", finish="none", end="context", untrained=True)
+        request.is_last = False
+        game.answering = asyncio.ensure_future(game.worker.stub.Step(request, timeout=60))
+        assert (await game.asked).json()["error"]["code"] == "context_length_exceeded"
+    shown = await game.agent.show()
+    assert (shown["untrained"], shown["refused"], shown["limit"]) == (4, 0, None)
+    assert (await game.agent.chat("a", headers=UNTRAINED)).json()["error"]["code"] == "untrained_limit"
+    await game.ask("b")
+    assert (await game.draw("c")).status_code == 200
+
+
 async def test_another_value_of_the_header_is_refused(game):
     refused = await game.agent.chat("a", headers={"x-gradbus-train": "maybe"})
     assert (refused.status_code, "true nor false" in refused.json()["error"]["message"]) == (400, True)

@@ -387,6 +387,23 @@ async def test_untrained_turns_are_told_and_change_nothing(play, episode_engine)
     assert unpack_ids(one.assistant.drawn.token_ids) == again.completions[0].token_ids
 
 
+async def test_untrained_requests_without_room_end_no_episode(play):
+    script = [after(None, "cd"), after(None, "e")]
+    expected = await play(Agent(script), agent="pull", max_turns=3)
+    agent = Agent([script[0], *[aside(LONG)] * 5, script[1], aside(LONG)])
+    groups = await play(agent, agent="pull", max_turns=3)
+    assert [5] * len(refusals(agent)) == [len(of_one) for of_one in refusals(agent)], "more than it may have turns"
+    assert not any(refused or is_last for of_one in refusals(agent) for _, refused, is_last in of_one)
+    assert [len(sample.token_ids) for _, sample in full(groups, 3)] == [len(sample.token_ids) for _, sample in full(expected, 3)]
+    assert ends(groups) == ends(expected)
+
+
+async def test_an_agent_that_ends_when_an_untrained_request_does_not_fit_ended_by_itself(play):
+    groups = await play(Agent([aside(LONG)]), agent="pull")
+    assert "ENVIRONMENT_DONE" in ends(groups)
+    assert "CONTEXT" not in ends(groups)
+
+
 async def test_an_episode_may_begin_with_an_untrained_turn(play):
     agent = Agent([conversation("gh"), after(None, "cd")], first_untrained=True)
     groups = await play(agent, agent="pull")

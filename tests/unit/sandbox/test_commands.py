@@ -14,7 +14,17 @@ import pytest
 from gradbus.sandbox import seccomp
 from gradbus.sandbox.commands import restrictions, run
 from gradbus.sandbox.commands.request import Command, CommandError, Outcome, read_command, read_outcome
-from gradbus.sandbox.commands.run import LEVELS, SandboxError, ServedCommand, end_process, found_level, run_command, start_server
+from gradbus.sandbox.commands.run import (
+    LEVELS,
+    FoundLevel,
+    NoSandboxError,
+    SandboxError,
+    ServedCommand,
+    end_process,
+    found_level,
+    run_command,
+    start_server,
+)
 
 namespaces = pytest.mark.skipif(asyncio.run(found_level())[0] is None, reason="this kernel gives no namespaces")
 
@@ -229,6 +239,25 @@ async def test_a_sandbox_that_breaks_is_no_outcome_and_may_be_there_later(monkey
         await without(monkeypatch, change)
     with pytest.raises(SandboxError, match=reason):
         await run_command(Command(("true",)), "namespaces")
+
+
+@namespaces
+async def test_the_level_is_found_once_and_asked_for_again_until_it_is_known(monkeypatch):
+    level = FoundLevel("programs")
+    with monkeypatch.context() as broken:
+        broken.setattr(run, "boot", lambda _: changed("supervise = lambda *_: 1 / 0"))
+        with pytest.raises(SandboxError, match="the sandbox broke"):
+            await level.get()
+    found = await asyncio.gather(level.get(), level.get())
+    assert found == [(await found_level())[0]] * 2
+    monkeypatch.setattr(run, "boot", lambda _: "raise SystemExit")
+    assert await level.get() == found[0]
+
+
+async def test_a_machine_without_a_level_says_which_commands_are_not_confined(monkeypatch):
+    monkeypatch.setattr(run, "boot", lambda _: changed("_BUBBLEWRAP = ()"))
+    with pytest.raises(NoSandboxError, match=r"^programs cannot be confined here: no sandbox: bubblewrap is not installed"):
+        await FoundLevel("programs", ["bubblewrap"]).get()
 
 
 async def test_a_kernel_that_has_no_process_left_may_have_one_later(monkeypatch):

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import structlog
+
 from gradbus.errors import UserCodeError
 from gradbus.niceness import USERS_NICENESS
 from gradbus.sandbox.commands.request import Command, CommandError, Outcome, read_outcome
@@ -29,6 +31,7 @@ _END_SECONDS: Final = 10.0
 _TOLD_BYTES: Final = 400
 _MORE_SECONDS: Final = 20.0
 """Over a command's own time: to make its sandbox and to end it, on a busy machine."""
+_log = structlog.get_logger(__name__)
 
 
 class SandboxError(UserCodeError):
@@ -170,6 +173,26 @@ async def found_level(levels: Sequence[Level] = LEVELS) -> tuple[Level | None, s
     if may_pass:
         raise SandboxError("; ".join(reasons))
     return None, "; ".join(reasons)
+
+
+class FoundLevel:
+    """How commands are confined on this machine, found when it is first asked for; for one event loop."""
+
+    def __init__(self, commands: str, levels: Sequence[Level] = LEVELS) -> None:
+        """`commands`: what messages call them."""
+        self._commands, self._levels = commands, levels
+        self._finding = asyncio.Lock()
+        self._level: Level | None = None
+
+    async def get(self) -> Level:
+        """The first of the levels that it has. Raises NoSandboxError if it has none of them, SandboxError if that is not known now."""
+        async with self._finding:
+            if self._level is None:
+                self._level, reason = await found_level(self._levels)
+                if self._level is None:
+                    raise NoSandboxError(f"{self._commands} cannot be confined here: {reason}")
+                _log.info("commands_confined", commands=self._commands, level=self._level)
+            return self._level
 
 
 async def _answer(process: asyncio.subprocess.Process, request: bytes) -> dict[str, Any]:

@@ -38,9 +38,9 @@ class Progress:
     turns: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     untrained: int = 0
-    """Turns that are no part of the sample."""
+    """Turns that are no part of the sample, and requests for one that had no room."""
     refused: int = 0
-    """Requests that had no room in the model's context."""
+    """Requests that had no room in the model's context, without the untrained ones."""
     limit: str = ""
     """The run's limit that ended it; its agent still has to say how it went."""
     over: str = ""
@@ -257,7 +257,10 @@ class AgentEpisode:
             self._progress.limit = request.end_reason or "end"
         asked = self._asks.drawing
         if request.assistant.finish == "none":
-            self._progress.refused += 1
+            if request.is_untrained:
+                self._progress.untrained += 1
+            else:
+                self._progress.refused += 1
             self._asks.refuse_drawing(self._no_room(request))
             self._lease.renew()
         elif asked is not None:

@@ -7,10 +7,8 @@ import signal
 from dataclasses import replace
 from typing import Any
 
-import structlog
-
 from gradbus.sandbox.commands.request import CommandError, Outcome, read_command
-from gradbus.sandbox.commands.run import LEVELS, Level, found_level, run_command
+from gradbus.sandbox.commands.run import FoundLevel, Level, NoSandboxError, run_command
 from gradbus_environment.contract import Document, EnvironmentRefusedError
 from gradbus_environment.worlds.turnstile import Places
 
@@ -18,7 +16,6 @@ _LEFT_SECONDS = 3.0
 """Of a call, for what comes after a command that has used up the rest."""
 _LEAST_SECONDS = 1.0
 """A command that would have less by the clock is not started."""
-_log = structlog.get_logger(__name__)
 
 
 class Sandboxes:
@@ -26,24 +23,19 @@ class Sandboxes:
 
     def __init__(self, limit: int) -> None:
         self.places = Places(limit)
-        self._finding = asyncio.Lock()
-        self._levels: dict[str, Level] = {}
+        self._found = FoundLevel("commands")
+        self._bubblewrap = FoundLevel("commands", ["bubblewrap"])
 
     async def level(self, demanded: str) -> Level:
         """How commands are confined on this machine.
 
         Raises EnvironmentRefusedError if they cannot be confined as demanded, UserCodeError if that cannot be found now.
         """
-        if demanded in self._levels:  # while another one is being found
-            return self._levels[demanded]
-        async with self._finding:
-            if demanded not in self._levels:
-                level, reason = await found_level(["bubblewrap"] if demanded == "bubblewrap" else LEVELS)
-                if level is None:
-                    raise EnvironmentRefusedError(f"commands cannot be confined here: {reason}")
-                self._levels[demanded] = level
-                _log.info("commands_confined", level=level)
-            return self._levels[demanded]
+        found = self._bubblewrap if demanded == "bubblewrap" else self._found
+        try:
+            return await found.get()
+        except NoSandboxError as error:
+            raise EnvironmentRefusedError(str(error)) from error
 
 
 class Commands:

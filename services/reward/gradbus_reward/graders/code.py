@@ -37,7 +37,7 @@ class CodeParts:
 
     async def grade(self, samples: Sequence[Sample], seconds: float) -> Sequence[Parts]:
         """The results of every sample; those that were not tried in time are an error. Raises NoSandboxError."""
-        level = await self._sandboxes.level()
+        level = await self._sandboxes.level.get()
         return await graded_side_by_side(self.names, samples, seconds, lambda name, sample: self._result(name, sample, level))
 
     async def close(self) -> None:

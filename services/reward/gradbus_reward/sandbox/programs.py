@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from gradbus.sandbox.commands.run import LEVELS, Level, NoSandboxError, found_level
+from gradbus.sandbox.commands.run import FoundLevel
 
 
 class Sandboxes:
@@ -12,14 +12,4 @@ class Sandboxes:
 
     def __init__(self, limit: int) -> None:
         self.places = asyncio.Semaphore(limit)
-        self._finding = asyncio.Lock()
-        self._level: Level | None = None
-
-    async def level(self) -> Level:
-        """How programs are confined on this machine. Raises NoSandboxError if they cannot be, SandboxError if that is not known now."""
-        async with self._finding:
-            if self._level is None:
-                self._level, reason = await found_level(LEVELS)
-                if self._level is None:
-                    raise NoSandboxError(f"programs cannot be confined here: {reason}")
-            return self._level
+        self.level = FoundLevel("programs")

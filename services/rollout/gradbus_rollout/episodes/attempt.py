@@ -99,9 +99,9 @@ class Attempt:
         self._terms = _Terms()
         self._asked: Counter[str] = Counter()
         self._refused = 0
-        """Requests of an agent that had no room."""
+        """Requests of an agent that had no room, without the untrained ones."""
         self._untrained = 0
-        """Turns of an agent that are no part of the sample."""
+        """Turns of an agent that are no part of the sample, and requests for one that had no room."""
         self._transcript = Transcript()
         self._rewards = Rewards()
         self._invalid_turns = 0
@@ -150,16 +150,22 @@ class Attempt:
         """As `_turn`, in a transcript that nobody keeps."""
         aside = Transcript()
         turn = await self._draw(room.tokens, aside, f"u{self._untrained}")
-        request = self._request(len(self._transcript.turns), self._told(turn, aside))
+        return await self._tell_untrained(self._request(len(self._transcript.turns), self._told(turn, aside)))
+
+    async def _tell_untrained(self, request: StepRequest) -> tuple[EndReason, StepResponse]:
         request.is_untrained = True
         self._untrained += 1
         answer = await self._step(request)
         return END_REASON_ENVIRONMENT_DONE if answer.done else END_REASON_UNSPECIFIED, answer
 
     async def _no_turn(self, reason: EndReason) -> tuple[EndReason, StepResponse]:
-        """As `_turn`, without room for one. An agent may ask in a shorter conversation, as often as it may have turns."""
-        may_go_on = self._limits.is_agents and reason == END_REASON_CONTEXT and self._refused < self._limits.environment.max_turns
+        """As `_turn`, without room for one. An agent may ask in a shorter conversation, as often as it may have turns; what it asks aside
+        ends nothing."""
         request = self._request(len(self._transcript.turns), _NO_TURN, reason)
+        if self._terms.is_untrained:
+            request.is_last = False
+            return await self._tell_untrained(request)
+        may_go_on = self._limits.is_agents and reason == END_REASON_CONTEXT and self._refused < self._limits.environment.max_turns
         request.is_last = not may_go_on
         self._refused += 1
         answer = await self._step(request)
