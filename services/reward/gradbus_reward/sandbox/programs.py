@@ -11,6 +11,7 @@ class Sandboxes:
     """Runs at most `limit` programs of all runs at once."""
 
     def __init__(self, limit: int) -> None:
+        self.limit = limit
         self.places = asyncio.Semaphore(limit)
         self._finding = asyncio.Lock()
         self._level: Level | None = None
