@@ -25,7 +25,8 @@ class ServiceKeys:
 
     def headers(self, url: str) -> dict[str, str]:
         """The bearer token for the server at `url`, if it has one."""
-        key = self._keys.get(_origin(url))
+        origin = _origin(url)
+        key = self._keys.get(origin) if origin else None
         return {"authorization": f"Bearer {key}"} if key else {}
 
 
