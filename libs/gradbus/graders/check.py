@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import subprocess
 import sys
@@ -17,7 +16,7 @@ from gradbus.graders.formula import Formula
 from gradbus.graders.template import Template
 from gradbus.nearest import nearest_name
 from gradbus.niceness import USERS_NICENESS
-from gradbus.spec import MAX_FAULTS, Grader, MultiGrader, PythonGrader, RegexGrader, SimpleGrader
+from gradbus.spec import MAX_FAULTS, Grader, JsonSchemaGrader, MultiGrader, PythonGrader, RegexGrader, SimpleGrader
 
 _NAMES_SHOWN: Final = 20
 _GIVEN_SHOWN: Final = 80
@@ -33,7 +32,7 @@ _TOO_MUCH: Final = {1, -signal.SIGXCPU}
 def check_grader(grader: Grader, item_columns: Collection[str], path: str = "reward.grader") -> list[Fault]:
     """The faults of `grader`, at most MAX_FAULTS, for rows with `item_columns`: unknown columns and names, invalid formulas and sources.
 
-    Raises TimeoutError if this machine is too busy to parse a source.
+    Raises TimeoutError if this machine is too busy to parse a source or a pattern.
     """
     if not isinstance(grader, MultiGrader):
         return list(islice(_simple_faults(grader, item_columns, path), MAX_FAULTS))
@@ -51,17 +50,12 @@ def _simple_faults(grader: SimpleGrader, item_columns: Collection[str], path: st
     for field in _TEMPLATES:
         if isinstance(text := getattr(grader, field, None), str):
             yield from _template_faults(text, item_columns, f"{path}.{field}")
-    if isinstance(grader, RegexGrader) and (fault := _pattern_fault(grader.pattern)):
-        yield Fault(f"{path}.pattern", f"not a regular expression: {fault}", grader.pattern[:_GIVEN_SHOWN], "Python's `re`")
-
-
-def _pattern_fault(pattern: str) -> str:
-    """Why it does not compile, or nothing."""
-    try:
-        re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        return str(error)
-    return ""
+    if isinstance(grader, RegexGrader) and (fault := _source_fault(grader.pattern, "")):
+        yield Fault(f"{path}.pattern", fault, grader.pattern[:_GIVEN_SHOWN], "Python's `re`")
+    if isinstance(grader, JsonSchemaGrader) and isinstance(grader.json_schema, dict):
+        dialect = grader.json_schema.get("$schema", "")
+        if not isinstance(dialect, str):
+            yield Fault(f"{path}.json_schema", "its `$schema` is no text", repr(dialect)[:_GIVEN_SHOWN], "the URI of a dialect, or none")
 
 
 def _template_faults(text: str, item_columns: Collection[str], path: str) -> Iterator[Fault]:
@@ -93,7 +87,10 @@ def source_faults(source: str, path: str, name: str, allowed: str) -> Iterator[F
 
 @lru_cache(_SOURCES_KEPT)
 def _source_fault(source: str, name: str) -> str:
-    """Why the source cannot be used, or nothing; many submissions have the same source. Raises TimeoutError for a lost process."""
+    """Why the source of `name` cannot be used, or the pattern if there is no name; or nothing. Many submissions have the same source.
+
+    Raises TimeoutError for a lost process.
+    """
     command = [sys.executable, "-I", "-S", _SOURCE_CHECK, str(USERS_NICENESS), name]
     try:
         done = subprocess.run(command, input=source.encode(), capture_output=True, env={}, timeout=_PARSE_SECONDS, check=False)

@@ -1,6 +1,6 @@
 """`python source_check.py NICENESS NAME`: reads Python source, and writes why it cannot be a grader or an environment, or nothing.
 
-It must bind NAME at its top level.
+It must bind NAME at its top level. With an empty NAME it is a regular expression.
 
 A process of its own: Python's parser lets no other thread run, and takes minutes for some sources. It imports nothing else of Gradbus,
 so that it starts in a moment.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import resource
 import sys
 from collections.abc import Iterator
@@ -27,11 +28,21 @@ def main() -> None:
 
 
 def _fault(source: str, name: str) -> str:
+    if not name:
+        return _pattern_fault(source)
     try:
         module = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError) as error:
         return f"not Python: {error}"
     return "" if any(_binds(statement, name) for statement in _top_level(module.body)) else f"no `{name}` at the top level"
+
+
+def _pattern_fault(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except (re.error, OverflowError, RecursionError) as error:
+        return f"not a regular expression: {error}"
+    return ""
 
 
 def _top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:

@@ -10,6 +10,7 @@ from scorer_lab import ERROR, INVALID, OK, SETTINGS, raw_http_service, write_jso
 from gradbus.v1 import reward_pb2
 from gradbus_reward.graders import judge as judge_module
 from gradbus_reward.graders.base import Capacity
+from gradbus_reward.keys import ServiceKeys
 from gradbus_reward.scorers.factory import ScorerSettings, create_scorer
 
 RUBRIC = "Rate {{ sample.output_text }} as an answer to {{ item.prompt }}. End with a line that has only a number from 0 to 1."
@@ -44,15 +45,19 @@ async def judge(answer):
         yield url.removesuffix("/score") + "/v1", seen
 
 
-async def graded(url, *responses, seconds=20.0, capacity=None, run_id="run-1", settings=SETTINGS, **more):
-    grader = {"type": "score_model", "url": url, "model": "judge", "input": RUBRIC, **more}
-    scorer = create_scorer(json.dumps({"grader": grader}), settings, capacity or Capacity(), run_id)
+def asked(*responses, run_id="run-1"):
     samples = [
         reward_pb2.ScoreSample(sample_id=f"0.{n}", response=text, finish_reason="stop", item_json='{"prompt": "7+5="}')
         for n, text in enumerate(responses)
     ]
+    return reward_pb2.ScoreRequest(run_id=run_id, samples=samples)
+
+
+async def graded(url, *responses, seconds=20.0, capacity=None, run_id="run-1", settings=SETTINGS, **more):
+    grader = {"type": "score_model", "url": url, "model": "judge", "input": RUBRIC, **more}
+    scorer = create_scorer(json.dumps({"grader": grader}), settings, capacity or Capacity(), run_id)
     try:
-        return await scorer.score(reward_pb2.ScoreRequest(run_id=run_id, samples=samples), seconds)
+        return await scorer.score(asked(*responses, run_id=run_id), seconds)
     finally:
         await scorer.close()
 
@@ -84,7 +89,7 @@ async def test_a_number_alone_on_the_last_line_is_read(text, reward):
 NO_NUMBERS = ["", "1.5", "-1", "nan", "inf", "1e0", "8/10", "**1**", "1\nThat is all", "about 0.5", "0x1", "1" * 400]
 
 
-@pytest.mark.parametrize("said", [*NO_NUMBERS, completion(None), completion("thinking", "length")])
+@pytest.mark.parametrize("said", [*NO_NUMBERS, completion(None), completion("thinking", "length"), completion("of 10 I give\n1", "length")])
 async def test_whatever_else_a_judge_says_is_no_reward(said):
     async with judge(lambda _body: said) as (url, seen):
         (result,) = await graded(url, "12", tries=2)
@@ -153,7 +158,7 @@ async def test_a_judge_that_hangs_costs_its_own_samples_and_the_others_are_kept(
         again, kept = await graded(url, "slow", "quick", capacity=capacity)
     assert [(slow.status, slow.permanent), quick.status] == [(ERROR, False), OK]
     assert [again.status, kept.status] == [OK, OK]
-    assert capacity.verdicts.calls("run-1") == 3
+    assert capacity.verdicts.calls(("run-1", "reward", "grader")) == 3
 
 
 async def test_what_was_asked_is_not_asked_again():
@@ -164,8 +169,10 @@ async def test_what_was_asked_is_not_asked_again():
         assert len(seen) == 2
         await graded(url, "12", capacity=capacity, model="another")
         await graded(url, "12", capacity=capacity, temperature=1.0)
-    assert len(seen) == 4
-    assert (capacity.verdicts.calls("run-1"), capacity.verdicts.calls("run-2")) == (4, 0)
+        assert len(seen) == 4
+        await graded(url, "12", capacity=capacity, range=[0, 10])
+    assert len(seen) == 5
+    assert [capacity.verdicts.calls((run, "reward", "grader")) for run in ("run-1", "run-2")] == [5, 0]
 
 
 async def test_a_budget_that_is_spent_ends_the_run_and_no_other():
@@ -174,16 +181,30 @@ async def test_a_budget_that_is_spent_ends_the_run_and_no_other():
         results = await graded(url, "12", "13", "14", capacity=capacity, max_calls=2)
         await graded(url, "15", capacity=capacity, max_calls=2, run_id="run-2")
     assert sorted((result.status, result.permanent) for result in results) == [(OK, False), (OK, False), (ERROR, True)]
-    assert next(result.reason for result in results if result.status == ERROR).startswith("the run has made its 2 calls")
+    reason = next(result.reason for result in results if result.status == ERROR)
+    assert reason.endswith("was called 2 times, its max_calls; raise it, or take fewer steps")
     assert len(seen) == 3
 
 
-async def test_the_key_of_the_operator_goes_to_its_host():
-    settings = ScorerSettings(addresses=SETTINGS.addresses, service_keys={"127.0.0.1": "sk-1"})
+async def test_a_shadow_and_another_part_spend_their_own_budget_alone():
     async with judge(lambda _body: "1") as (url, seen):
-        await graded(url, "12", settings=settings)
+        one = {"type": "score_model", "url": url, "model": "m", "input": RUBRIC, "max_calls": 2}
+        parts = {"a": one, "b": one | {"model": "n", "max_calls": None}}
+        grader = {"type": "multi", "graders": parts, "calculate_output": "a + b"}
+        shadow = {"grader": one | {"model": "o", "max_calls": None}}
+        scorer = create_scorer(json.dumps({"grader": grader, "shadow": {"other": shadow}}), SETTINGS, Capacity(), "run-1")
+        results = [await scorer.score(asked(text), 20.0) for text in ("12", "13")]
+        await scorer.close()
+    assert ([one.reward for (one,) in results], len(seen)) == ([2.0, 2.0], 6)
+
+
+async def test_the_key_of_the_operator_goes_to_its_origin_alone():
+    async with judge(lambda _body: "1") as (url, seen):
+        for name in (url.removesuffix("/v1"), "http://127.0.0.1", "127.0.0.1", url.removesuffix("/v1").replace("http", "https")):
+            settings = ScorerSettings(addresses=SETTINGS.addresses, service_keys=ServiceKeys({name: "sk-1"}))
+            await graded(url, "12", settings=settings)
         await graded(url, "12")
-    assert ["authorization: bearer sk-1" in head for head, _ in seen] == [True, False]
+    assert ["authorization: bearer sk-1" in head for head, _ in seen] == [True, False, False, False, False]
 
 
 async def test_a_judge_may_not_be_anywhere():

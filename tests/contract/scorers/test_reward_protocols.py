@@ -4,12 +4,14 @@ import asyncio
 import json
 import math
 from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
 
 import pytest
 from scorer_lab import ERROR, IDS, INVALID, OK, REQUEST, SETTINGS, raw_http_service, scored, write_json
 
 from gradbus.v1 import reward_pb2
 from gradbus_reward.graders.base import Capacity
+from gradbus_reward.keys import ServiceKeys
 from gradbus_reward.scorers.factory import ScorerSettings, create_scorer
 
 
@@ -218,9 +220,10 @@ async def test_samples_with_one_id_and_text_have_results_of_their_own():
 
 
 @pytest.mark.parametrize(("host", "sent"), [("127.0.0.1", True), ("other.example", False)])
-async def test_a_key_goes_to_its_own_host_alone(host, sent):
-    settings = ScorerSettings(addresses=SETTINGS.addresses, service_keys={host: "sk-1"})
+async def test_a_key_goes_to_its_own_origin_alone(host, sent):
     async with peer("openrlhf", [1.0, 2.0, 3.0]) as (section, seen):
+        port = urlsplit(section["service"]).port
+        settings = ScorerSettings(addresses=SETTINGS.addresses, service_keys=ServiceKeys({f"http://{host}:{port}": "sk-1"}))
         scorer = create_scorer(json.dumps(section), settings, Capacity())
         await scorer.score(REQUEST, 5.0)
         await scorer.close()

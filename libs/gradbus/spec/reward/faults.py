@@ -48,7 +48,7 @@ def _grader_faults(grader: SimpleGrader, path: str, timeout_seconds: float) -> I
         yield Fault(f"{path}.function", message, json.dumps(grader.function), 'a name with style = "call", none with another style')
     least = 4 * grader.seconds + 1
     if timeout_seconds < least:
-        message = f"a program that hangs takes up to {least:g} s by the clock, and its sample would never be scored"
+        message = f"one test may take {least:g} s by the clock, for a busy machine is not the program's fault"
         yield Fault("reward.timeout_seconds", message, f"{timeout_seconds:g}", f"at least {least:g}, or fewer seconds a test")
 
 

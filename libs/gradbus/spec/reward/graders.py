@@ -110,7 +110,7 @@ class ScoreModelGrader(Part):
     temperature: Number = Field(0.0, ge=0.0, le=2.0)
     max_tokens: Integer = Field(1024, ge=1, le=131_072, description="Of one answer.")
     tries: Integer = Field(3, ge=1, le=10, description="Calls for one sample, where a call fails or gives no number.")
-    max_calls: Integer | None = Field(None, ge=1, le=1 << 40, description="The run fails when it has made so many calls.")
+    max_calls: Integer | None = Field(None, ge=1, le=1 << 40, description="The run fails when this part has made so many calls.")
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

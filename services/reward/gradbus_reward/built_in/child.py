@@ -62,8 +62,8 @@ def _loaded(modules: Mapping[str, Any], missing: Mapping[str, str], sources: Map
             continue
         try:
             parts[part] = modules[kind].compiled(settings), settings["texts"]
-        except (UngradableError, re.error) as error:
-            faults[part] = str(error)[:MAX_REASON]
+        except (UngradableError, re.error, RecursionError, MemoryError) as error:
+            faults[part] = (str(error) or type(error).__name__)[:MAX_REASON]
     return partial(_grade, parts), faults
 
 

@@ -44,7 +44,7 @@ def compiled(settings: Mapping[str, Any]) -> Grade:
     return grade
 
 
-@lru_cache(256)
+@lru_cache(16)  # of schemas of hundreds of kilobytes more would not fit in the process
 def _validator_of(text: str) -> Validator:
     try:
         return _validator(json.loads(text))
@@ -53,6 +53,8 @@ def _validator_of(text: str) -> Validator:
 
 
 def _validator(schema: object) -> Validator:
+    if isinstance(schema, Mapping) and not isinstance(schema.get("$schema", ""), str):
+        raise UngradableError("not a JSON Schema: its $schema is no text; write the URI of a dialect, or leave it out")
     kind = validator_for(schema, default=Draft202012Validator)
     try:
         kind.check_schema(schema)

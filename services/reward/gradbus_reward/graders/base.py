@@ -20,6 +20,17 @@ Parts = dict[str, ScoreResult]
 
 
 @dataclass(frozen=True, slots=True)
+class Owner:
+    """Whose grader it is."""
+
+    run_id: str = ""
+    path: str = "reward"
+    """Of its section: the reward that trains, or a shadow."""
+    timeout_seconds: float = 10.0
+    """Of a whole call."""
+
+
+@dataclass(frozen=True, slots=True)
 class Capacity:
     """What the graders of all runs share."""
 

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from gradbus.sandbox.commands.request import MAX_TREE, Command, Outcome
@@ -14,13 +15,15 @@ from gradbus.spec import CodeGrader
 
 MAX_TESTS: Final = 64
 _MAX_SAID: Final = 1 << 17
-"""Characters of what all tests of a program print."""
+"""Bytes of what all tests of a program print; in base64 they fit in MAX_OUTPUT."""
+_RUNNERS_SHARE: Final = 0.8
+"""Of the time by the clock: then the runner ends the test in progress and says its answers, before the sandbox ends the runner."""
 _PROGRAM: Final = "solution.py"
 # A program that takes too long on one test gets no further one: most would take as long on each. The limit is one of the processor, for a
 # busy machine is not the program's fault.
 _RUNNER: Final = """
-import json, math, resource, subprocess, sys, tempfile
-word, seconds, most = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
+import base64, json, math, resource, subprocess, sys, tempfile, time
+word, seconds, most, end = sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), time.monotonic() + float(sys.argv[4])
 cpu = math.ceil(seconds)
 
 def limit():
@@ -32,11 +35,12 @@ for arguments, given in json.load(sys.stdin):
     with tempfile.TemporaryFile() as said:
         try:
             done = subprocess.run([sys.executable, *arguments], input=given.encode("utf-8", "replace"), stdout=said,
-                                  stderr=subprocess.DEVNULL, timeout=4 * seconds + 1, preexec_fn=limit)
+                                  stderr=subprocess.DEVNULL, timeout=max(0.0, min(4 * seconds + 1, end - time.monotonic())),
+                                  preexec_fn=limit)
         except subprocess.TimeoutExpired:
             break
         said.seek(0)
-        answers.append([done.returncode, said.read(4 * most + 4).decode("utf-8", "replace")[: most + 1]])
+        answers.append([done.returncode, base64.b64encode(said.read(most + 1)).decode()])
         if done.returncode in (-9, -24):
             break
 print(word, json.dumps(answers))
@@ -44,13 +48,13 @@ print(word, json.dumps(answers))
 _BEGIN: Final = """
 import json, os, sys
 given = json.loads(sys.stdin.readline())
-said = os.fdopen(os.dup(1), "w")
+said = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="backslashreplace")
 null = os.open(os.devnull, os.O_RDWR)
 os.dup2(null, 0); os.dup2(null, 1)
 names = {"__name__": "solution"}
 exec(compile(open("solution.py").read(), "solution.py", "exec"), names)
 """
-_CALL: Final = f"{_BEGIN}print(json.dumps(names[given[0]](*given[1])), file=said, flush=True)\n"
+_CALL: Final = f"{_BEGIN}print(json.dumps(names[given[0]](*given[1]), ensure_ascii=False), file=said, flush=True)\n"
 _ASSERT: Final = f"{_BEGIN}exec(compile(given[1], 'test', 'exec'), names)\nprint(given[0], file=said, flush=True)\n"
 
 
@@ -89,7 +93,8 @@ class Trial:
         """How many there are."""
         return len(self._tests)
 
-    def _is_right(self, said: str, expected: Any) -> bool:
+    def _is_right(self, encoded: str, expected: Any) -> bool:
+        said = base64.b64decode(encoded).decode("utf-8", "replace")
         if self._style != "call":
             return bool(said.split() == expected.split())
         try:
@@ -98,14 +103,17 @@ class Trial:
             return False
 
 
-def trial(program: str, tests: str, grader: CodeGrader) -> Trial:
-    """The trial of a program. `tests`: as the row has them. Raises TestsError."""
+def trial(program: str, tests: str, grader: CodeGrader, wall_seconds: float) -> Trial:
+    """The trial of a program, which has at most `wall_seconds` by the clock: tests that it has not ended by then count as failed.
+
+    `tests`: as the row has them. Raises TestsError.
+    """
     found = list(_tests(_parsed(tests), grader))
     if not 0 < len(found) <= MAX_TESTS:
         raise TestsError(f"the row has {len(found)} tests; a program is tried on 1 to {MAX_TESTS}")
     most = _MAX_SAID // len(found)
-    if any(len(str(test.expected)) > most for test in found):
-        raise TestsError(f"a test of the row expects more than {most} characters; shorten its output, or give fewer tests")
+    if any(_size(test.expected, grader.style) > most for test in found):
+        raise TestsError(f"a test of the row expects more than {most} bytes; shorten its output, or give fewer tests")
     word = secrets.token_hex(8)
     asked = json.dumps([[test.arguments, test.stdin] for test in found]).encode()
     if len(asked) > MAX_TREE:
@@ -116,8 +124,16 @@ def trial(program: str, tests: str, grader: CodeGrader) -> Trial:
         stdin=asked,
         seconds=min(600.0, grader.seconds * len(found) + 1.0),
         memory_mib=grader.memory_mib,
+        wall_seconds=wall_seconds,
     )
+    command = replace(command, arguments=(*command.arguments, str(_RUNNERS_SHARE * command.longest)))
     return Trial(command, word, found, grader.style)
+
+
+def _size(expected: Any, style: str) -> int:
+    """Bytes of what a program prints to be right."""
+    text = json.dumps(expected, ensure_ascii=False) if style == "call" else expected
+    return len(text.encode("utf-8", "backslashreplace"))
 
 
 def _parsed(text: str) -> Any:

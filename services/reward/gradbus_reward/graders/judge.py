@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 from gradbus.errors import BusyServiceError, GraderError, UserCodeError
 from gradbus.graders import InvalidSampleError, ScoreResult, Template
 from gradbus.spec import ScoreModelGrader
 from gradbus.user_services.addresses import AddressPolicy, shown
 from gradbus.user_services.http import FAILURES, BodyBounds, HttpClient, HttpRequest
-from gradbus_reward.graders.base import Parts, Sample
+from gradbus_reward.graders.base import Owner, Parts, Sample
 from gradbus_reward.graders.side_by_side import graded_side_by_side
-from gradbus_reward.graders.verdicts import Verdicts
+from gradbus_reward.graders.verdicts import PartId, Verdicts
+from gradbus_reward.keys import ServiceKeys
 
 _AT_ONCE: Final = 32
 """Calls of one run in progress."""
@@ -34,8 +34,7 @@ class JudgeAccess:
     """Where judges may be, and the keys that the operator gives them."""
 
     addresses: AddressPolicy = field(default_factory=AddressPolicy)
-    keys: Mapping[str, str] = field(default_factory=dict)
-    """By host."""
+    keys: ServiceKeys = field(default_factory=ServiceKeys)
 
 
 class NoVerdictError(ValueError):
@@ -43,18 +42,18 @@ class NoVerdictError(ValueError):
 
 
 class BudgetSpentError(GraderError):
-    """The run has made as many calls as it may."""
+    """A part has made as many calls as it may."""
 
 
 class _Judge:
     """One part: what its judge is asked, and how."""
 
-    def __init__(self, spec: ScoreModelGrader, access: JudgeAccess, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, spec: ScoreModelGrader, access: JudgeAccess, threads: ThreadPoolExecutor, part: PartId) -> None:
         self.spec = spec
+        self.part = part
         self.url = f"{spec.url.rstrip('/')}/chat/completions"
         self.name = f"the judge at {shown(spec.url)}"
-        key = access.keys.get(urlsplit(spec.url).hostname or "", "")
-        self.headers = {"authorization": f"Bearer {key}"} if key else {}
+        self.headers = access.keys.headers(spec.url)
         self.client = HttpClient(self.name, access.addresses, threads)
         self._templates = [("system", Template(spec.system))] if spec.system is not None else []
         self._templates.append(("user", Template(spec.input)))
@@ -67,16 +66,19 @@ class _Judge:
         settings = {"temperature": self.spec.temperature, "max_tokens": self.spec.max_tokens}
         return json.dumps({"model": self.spec.model, "messages": messages, **settings}).encode()
 
+    def question(self, body: bytes) -> bytes:
+        """All that a verdict depends on: the address, the range of the number, and the request."""
+        return json.dumps([self.url, self.spec.range]).encode() + b"\n" + body
+
 
 class JudgeParts:
     """Asks judges side by side. What one has said to a request is asked once."""
 
-    def __init__(self, parts: Mapping[str, ScoreModelGrader], access: JudgeAccess, verdicts: Verdicts, run_id: str) -> None:
+    def __init__(self, parts: Mapping[str, ScoreModelGrader], access: JudgeAccess, verdicts: Verdicts, owner: Owner) -> None:
         """Raises GraderError for a template that is not well formed."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="judge")
-        self._judges = {name: _Judge(part, access, self._thread) for name, part in parts.items()}
+        self._judges = {name: _Judge(part, access, self._thread, (owner.run_id, owner.path, name)) for name, part in parts.items()}
         self._verdicts = verdicts
-        self._run_id = run_id
         self._places = asyncio.Semaphore(_AT_ONCE)
 
     @property
@@ -97,7 +99,7 @@ class JudgeParts:
         async with self._places:
             try:
                 body = await asyncio.get_running_loop().run_in_executor(self._thread, judge.body, sample)
-                known = self._verdicts.number(judge.url, body)
+                known = self._verdicts.number(judge.question(body))
                 return ScoreResult(await self._asked(judge, body, seconds) if known is None else known)
             except (InvalidSampleError, NoVerdictError) as error:
                 return ScoreResult.invalid(str(error))
@@ -112,9 +114,11 @@ class JudgeParts:
         """The judge's number. Raises what its last try raised."""
         wait = _WAIT_SECONDS
         for left in reversed(range(judge.spec.tries)):
-            if judge.spec.max_calls is not None and self._verdicts.calls(self._run_id) >= judge.spec.max_calls:
-                raise BudgetSpentError(f"the run has made its {judge.spec.max_calls} calls of judges; raise max_calls, or take fewer steps")
-            self._verdicts.count(self._run_id)
+            if judge.spec.max_calls is not None and self._verdicts.calls(judge.part) >= judge.spec.max_calls:
+                raise BudgetSpentError(
+                    f"{judge.name} was called {judge.spec.max_calls} times, its max_calls; raise it, or take fewer steps"
+                )
+            self._verdicts.count(judge.part)
             try:
                 answer = await judge.client.call(HttpRequest("POST", judge.url, body, judge.headers), _BOUNDS, seconds)
                 number = _verdict(answer, judge)
@@ -128,7 +132,7 @@ class JudgeParts:
                 await asyncio.sleep(wait)
                 wait *= 2
                 continue
-            self._verdicts.keep(judge.url, body, number)
+            self._verdicts.keep(judge.question(body), number)
             return number
         raise NoVerdictError(f"{judge.name} was not asked")
 
@@ -136,15 +140,14 @@ class JudgeParts:
 def _verdict(answer: bytes, judge: _Judge) -> float:
     """The number on the last line of an answer. Raises NoVerdictError."""
     content, finish = _content(answer, judge)
+    if finish == "length":
+        raise NoVerdictError(f"{judge.name} was cut off at max_tokens; raise max_tokens, or ask for a shorter answer in the rubric")
     lines = [line.strip() for line in content.splitlines() if line.strip()]
     found = _NUMBER.fullmatch(lines[-1]) if lines else None
     low, high = judge.spec.range
     if found is None or not low <= float(found[1]) <= high:
-        cut = ", cut off at max_tokens" if finish == "length" else ""
         said = repr(lines[-1][:_MAX_SHOWN]) if lines else "nothing"
-        raise NoVerdictError(
-            f"{judge.name} said no number from {low:g} to {high:g} on its last line, but {said}{cut}; ask for it in the rubric"
-        )
+        raise NoVerdictError(f"{judge.name} said no number from {low:g} to {high:g} on its last line, but {said}; ask for it in the rubric")
     return float(found[1])
 
 

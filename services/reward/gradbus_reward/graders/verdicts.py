@@ -1,4 +1,4 @@
-"""What judges have said, and how many calls each run has made, for as long as the service runs."""
+"""What judges have said, and how many calls each part of a run has made, for as long as the service runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections import OrderedDict
 from typing import Final
 
 _VERDICTS: Final = 1 << 16
-_RUNS: Final = 1024
+_PARTS: Final = 1 << 14
+PartId = tuple[str, str, str]
+"""A run, the path of its scorer and the name of a part."""
 
 
 class Verdicts:
@@ -15,32 +17,32 @@ class Verdicts:
 
     def __init__(self) -> None:
         self._numbers: OrderedDict[bytes, float] = OrderedDict()
-        self._calls: OrderedDict[str, int] = OrderedDict()
+        self._calls: OrderedDict[PartId, int] = OrderedDict()
 
-    def number(self, url: str, body: bytes) -> float | None:
-        """What the judge said to this request, if it was asked."""
-        key = _key(url, body)
+    def number(self, asked: bytes) -> float | None:
+        """What the judge said to this, if it was asked."""
+        key = _key(asked)
         if key in self._numbers:
             self._numbers.move_to_end(key)
         return self._numbers.get(key)
 
-    def keep(self, url: str, body: bytes, number: float) -> None:
+    def keep(self, asked: bytes, number: float) -> None:
         """Remembers the number."""
-        self._numbers[_key(url, body)] = number
+        self._numbers[_key(asked)] = number
         if len(self._numbers) > _VERDICTS:
             self._numbers.popitem(last=False)
 
-    def calls(self, run: str) -> int:
-        """Calls that the run has made."""
-        return self._calls.get(run, 0)
+    def calls(self, part: PartId) -> int:
+        """Calls that the part has made."""
+        return self._calls.get(part, 0)
 
-    def count(self, run: str) -> None:
-        """Counts a call of the run."""
-        self._calls[run] = self.calls(run) + 1
-        self._calls.move_to_end(run)
-        if len(self._calls) > _RUNS:
+    def count(self, part: PartId) -> None:
+        """Counts a call of the part."""
+        self._calls[part] = self.calls(part) + 1
+        self._calls.move_to_end(part)
+        if len(self._calls) > _PARTS:
             self._calls.popitem(last=False)
 
 
-def _key(url: str, body: bytes) -> bytes:
-    return hashlib.sha256(url.encode() + b"\n" + body).digest()
+def _key(asked: bytes) -> bytes:
+    return hashlib.sha256(asked).digest()

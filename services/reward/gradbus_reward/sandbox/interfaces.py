@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
+from gradbus.sandbox.bounds import MAX_COMPONENT, MAX_COMPONENTS, MAX_NAME
 from gradbus.sandbox.results import Result, checked_result
 
 
@@ -64,27 +65,29 @@ def graded(function: Callable[..., Any], interface: str, row: Sequence[str], lab
     asked = Asked("".join(prompt), text, finish_reason, json.loads(item_json), label)
     if interface == "gradbus":
         return checked_result(function({"output_text": text, "finish_reason": finish_reason}, asked.item), "grade()")
-    result = checked_result(_named(_CALLS[interface](function, asked)), "the function")
+    result = checked_result(_CALLS[interface](function, asked), "the function")
     return result if isinstance(result, str) else (result[0], {**result[1], **asked.said})
 
 
 def _verl(function: Callable[..., Any], asked: Asked) -> Any:
     item = asked.item
-    return _finished(
-        function(
-            data_source=item.get("data_source"),
-            solution_str=asked.text,
-            ground_truth=asked.truth,
-            extra_info=item.get("extra_info"),
-        )
+    given = function(
+        data_source=item.get("data_source"),
+        solution_str=asked.text,
+        ground_truth=asked.truth,
+        extra_info=item.get("extra_info"),
     )
+    return _by_score(_finished(given))
 
 
 def _trl(function: Callable[..., Any], asked: Asked) -> Any:
     prompt = asked.item["prompt"] if asked.messages else asked.prompt
 
     def log_metric(name: str, value: float) -> None:
-        asked.said[str(name)[:200]] = float(value)
+        key, number = str(name)[:MAX_NAME], float(value)
+        is_room = key in asked.said or len(asked.said) < MAX_COMPONENTS - 1  # the reward is counted with them
+        if is_room and abs(number) <= MAX_COMPONENT:  # NaN compares to nothing
+            asked.said[key] = number
 
     more = {"trainer_state": None, "log_extra": lambda *_: None, "log_metric": log_metric}
     return _only(_finished(function(prompts=[prompt], completions=[asked.completion], **{**asked.columns, **more})))
@@ -96,7 +99,7 @@ def _openrlhf(function: Callable[..., Any], asked: Asked) -> Any:
         return _only(given)
     logs = {"scores": given.get("scores"), **(given.get("extra_logs") or {})}
     named = {name: _only(values) for name, values in logs.items() if values is not None}
-    return {"reward": _only(given["rewards"]), **{name: value for name, value in named.items() if isinstance(value, float | int)}}
+    return {**_numbers(named), "reward": _only(given["rewards"])}
 
 
 def _slime(function: Callable[..., Any], asked: Asked) -> Any:
@@ -107,7 +110,7 @@ def _slime(function: Callable[..., Any], asked: Asked) -> Any:
         metadata=asked.item,
         status=SimpleNamespace(value="truncated" if asked.finish_reason == "length" else "completed"),
     )
-    return _finished(function(SimpleNamespace(), sample))
+    return _by_score(_finished(function(SimpleNamespace(), sample)))
 
 
 def _atropos(function: Any, asked: Asked) -> Any:
@@ -149,9 +152,12 @@ def _only(values: Any) -> Any:
     return values
 
 
-def _named(given: Any) -> Any:
-    """The numbers of a dictionary, with the reward under our name; verl, slime and others log texts too."""
-    if not isinstance(given, Mapping) or "reward" in given or "score" not in given:
+def _by_score(given: Any) -> Any:
+    """The numbers of a dictionary, with its `score` as the reward, as verl and slime read it; such functions log texts too."""
+    if not isinstance(given, Mapping) or "score" not in given:
         return given
-    others = {name: value for name, value in given.items() if name != "score" and isinstance(value, int | float)}
-    return {"reward": given["score"], **others}
+    return {**_numbers({name: value for name, value in given.items() if name != "score"}), "reward": given["score"]}
+
+
+def _numbers(given: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {name: value for name, value in given.items() if isinstance(value, int | float)}

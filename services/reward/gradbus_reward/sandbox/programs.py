@@ -11,5 +11,6 @@ class Sandboxes:
     """Runs at most `limit` programs of all runs at once."""
 
     def __init__(self, limit: int) -> None:
+        self.limit = limit
         self.places = asyncio.Semaphore(limit)
         self.level = FoundLevel("programs")

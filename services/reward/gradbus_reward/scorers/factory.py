@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from urllib.parse import urlsplit
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 
 from pydantic import ValidationError
 
 from gradbus.errors import GraderError
 from gradbus.spec import RewardSpec, ScorerSpec
 from gradbus.user_services.addresses import AddressPolicy
-from gradbus_reward.graders.base import Capacity
+from gradbus_reward.graders.base import Capacity, Owner
 from gradbus_reward.graders.judge import JudgeAccess
+from gradbus_reward.keys import ServiceKeys
 from gradbus_reward.protocols.table import protocol_of
 from gradbus_reward.sandbox.pool import PoolSettings
 from gradbus_reward.scorers.base import RefusingScorer, Scorer
@@ -35,8 +35,7 @@ class ScorerSettings:
     pool: PoolSettings = field(default_factory=PoolSettings)
     max_processes: int = 32
     """Grader processes of all runs together."""
-    service_keys: Mapping[str, str] = field(default_factory=dict)
-    """Host to the key that a server of another framework there gets as a bearer token."""
+    service_keys: ServiceKeys = field(default_factory=ServiceKeys)
     max_sandboxes: int = 4
     """Programs of all runs' code graders at once."""
 
@@ -45,20 +44,23 @@ def create_scorer(reward_json: str, settings: ScorerSettings, capacity: Capacity
     """The scorer that a run's `[reward]` section names. Never raises: an invalid section gives a RefusingScorer."""
     try:
         spec = RewardSpec.model_validate_json(reward_json)
-        scorer = _scorer(spec, settings, capacity, run_id)
-        shadows = {name: _scorer(shadow, settings, capacity, run_id) for name, shadow in spec.shadow.items()}
+        owner = Owner(run_id, timeout_seconds=spec.timeout_seconds)
+        scorer = _scorer(spec, settings, capacity, owner)
+        shadows = {
+            name: _scorer(shadow, settings, capacity, replace(owner, path=f"reward.shadow.{name}")) for name, shadow in spec.shadow.items()
+        }
     except ValidationError as error:
         return RefusingScorer(f"the run's reward section is not valid: {error.errors(include_url=False)[0]['msg']}; submit the run again")
     return ShadowedScorer(scorer, shadows) if shadows else scorer
 
 
-def _scorer(spec: ScorerSpec, settings: ScorerSettings, capacity: Capacity, run_id: str) -> Scorer:
+def _scorer(spec: ScorerSpec, settings: ScorerSettings, capacity: Capacity, owner: Owner) -> Scorer:
     if spec.grader is None:
         return _service(spec, settings)
     judges = JudgeAccess(settings.addresses, settings.service_keys)
     limits = GraderLimits(settings.python_graders, settings.modules, settings.pool, judges)
     try:
-        return GraderScorer(spec.grader, limits, capacity, run_id)
+        return GraderScorer(spec.grader, limits, capacity, owner)
     except GraderError as error:
         return RefusingScorer(str(error))
 
@@ -67,7 +69,7 @@ def _service(spec: ScorerSpec, settings: ScorerSettings) -> Scorer:
     service = spec.service or ""
     if peer := protocol_of(spec):
         protocol, url = peer
-        return PeerScorer(protocol, url, settings.addresses, settings.service_keys.get(urlsplit(url).hostname or "", ""))
+        return PeerScorer(protocol, url, settings.addresses, settings.service_keys.headers(url))
     if service.startswith("grpc://"):
         return GrpcScorer(service, settings.addresses)
     if service.startswith(("http://", "https://")):

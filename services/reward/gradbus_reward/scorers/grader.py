@@ -15,7 +15,7 @@ from gradbus.sandbox.bounds import MAX_COMPONENTS, MAX_NAME
 from gradbus.sandbox.process import SourceError
 from gradbus.spec import CodeGrader, Grader, MultiGrader, PythonGrader, ScoreModelGrader, SimpleGrader
 from gradbus.v1 import reward_pb2
-from gradbus_reward.graders.base import Capacity, PartGrader, Parts, in_range
+from gradbus_reward.graders.base import Capacity, Owner, PartGrader, Parts, in_range
 from gradbus_reward.graders.built_in import BUILT_IN_GRADERS, BuiltInParts
 from gradbus_reward.graders.code import CodeParts
 from gradbus_reward.graders.functions import function_parts
@@ -49,13 +49,13 @@ class GraderLimits:
 class GraderScorer:
     """Scores by the `grader` of one run's `[reward]` section."""
 
-    def __init__(self, grader: Grader, limits: GraderLimits, capacity: Capacity, run_id: str = "") -> None:
-        """Raises GraderError for a template or formula that is not well formed. `run_id`: whose calls of judges are counted."""
+    def __init__(self, grader: Grader, limits: GraderLimits, capacity: Capacity, owner: Owner) -> None:
+        """Raises GraderError for a template or formula that is not well formed."""
         parts: Mapping[str, SimpleGrader] = grader.graders if isinstance(grader, MultiGrader) else {SINGLE: grader}
         self._formula = _formula(grader, set(parts)) if isinstance(grader, MultiGrader) else None
         self._names = tuple(parts)
         self._allowed = limits.users_code or not any(part.runs_users_code for part in parts.values())
-        self._graders = list(_part_graders(parts, limits, capacity, run_id)) if self._allowed else []
+        self._graders = list(_part_graders(parts, limits, capacity, owner)) if self._allowed else []
 
     async def score(self, request: reward_pb2.ScoreRequest, deadline_seconds: float) -> Sequence[reward_pb2.SampleReward]:
         """One result per sample, within the deadline."""
@@ -112,7 +112,7 @@ class GraderScorer:
         return part if self._formula is None else replace(part, reason=f"{name}: {part.reason}")
 
 
-def _part_graders(parts: Mapping[str, SimpleGrader], limits: GraderLimits, capacity: Capacity, run_id: str) -> Iterator[PartGrader]:
+def _part_graders(parts: Mapping[str, SimpleGrader], limits: GraderLimits, capacity: Capacity, owner: Owner) -> Iterator[PartGrader]:
     """What grades the parts, the quickest first."""
     if quick := _of(parts, QUICK_GRADERS):
         yield QuickParts(quick)
@@ -121,9 +121,9 @@ def _part_graders(parts: Mapping[str, SimpleGrader], limits: GraderLimits, capac
     if python := _of(parts, (PythonGrader,)):
         yield from function_parts(python, limits.pool, capacity.processes, limits.modules)
     if code := _of(parts, (CodeGrader,)):
-        yield CodeParts(code, capacity.sandboxes)
+        yield CodeParts(code, capacity.sandboxes, owner)
     if judges := _of(parts, (ScoreModelGrader,)):
-        yield JudgeParts(judges, limits.judges, capacity.verdicts, run_id)
+        yield JudgeParts(judges, limits.judges, capacity.verdicts, owner)
 
 
 def _of(parts: Mapping[str, SimpleGrader], kinds: tuple[type[Any], ...]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
@@ -25,12 +25,12 @@ _AT_ONCE: Final = 64
 class PeerScorer:
     """Makes the calls of a protocol side by side. One that fails is an `error` of its own samples alone."""
 
-    def __init__(self, protocol: RewardProtocol, url: str, policy: AddressPolicy, key: str = "") -> None:
-        """`key`: the operator's, which the server gets as a bearer token."""
+    def __init__(self, protocol: RewardProtocol, url: str, policy: AddressPolicy, headers: Mapping[str, str]) -> None:
+        """`headers`: what the server gets with each call, such as the operator's key."""
         self._name = f"the scorer at {shown(url)}"
         self._url = url
         self._protocol = protocol
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._headers = headers
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scorer")
         self._client = HttpClient(self._name, policy, self._thread)
         self._places = asyncio.Semaphore(_AT_ONCE)

@@ -63,13 +63,16 @@ async def test_json_keeps_to_a_schema_of_the_spec_or_of_the_row(grader_scorer, a
 
 
 async def test_a_schema_that_is_none_is_a_fault_of_the_spec_or_of_the_row(grader_scorer, ask):
-    (own,) = await grader_scorer({"type": "json_schema", "json_schema": {"type": 1}}).score(ask("{}"), 60.0)
-    assert (own.status, own.permanent) == (ERROR, True)
-    assert "not a JSON Schema" in own.reason
+    for schema in ({"type": 1}, {"$schema": 5}, {"$schema": ["a"]}):
+        (own,) = await grader_scorer({"type": "json_schema", "json_schema": schema}).score(ask("{}"), 60.0)
+        assert (own.status, own.permanent) == (ERROR, True)
+        assert "not a JSON Schema" in own.reason
     foreign = grader_scorer({"type": "json_schema", "json_schema": "{{ item.schema }}"})
     (rows,) = await foreign.score(ask("{}", schema="no"), 60.0)
     (remote,) = await foreign.score(ask("{}", schema={"$ref": "http://127.0.0.1:9/s.json"}), 60.0)
-    assert [rows.status, remote.status] == [INVALID, INVALID]
+    (odd,) = await foreign.score(ask("{}", schema={"$schema": 5}), 60.0)
+    assert [rows.status, remote.status, odd.status] == [INVALID] * 3
+    assert "not a JSON Schema" in odd.reason
     assert "refers to what it does not hold" in remote.reason
 
 

@@ -74,6 +74,28 @@ async def test_openrlhf_logs_are_components(scored):
 
 
 @pytest.mark.parametrize(
+    ("interface", "source", "components"),
+    [
+        ("verl", VERL + "    return {'score': 1.0, 'reward': 0.25, 'n': 2}", {"n": 2.0}),
+        ("verl", VERL + "    return {'reward': 1.0, 'n': 2}", {"n": 2.0}),
+        ("slime", SLIME + "    return {'score': 1.0, 'reward': 0.25}", {}),
+        ("openrlhf", OPENRLHF + "    return {'rewards': [1.0], 'extra_logs': {'reward': [0.25], 'b': [3]}}", {"b": 3.0}),
+    ],
+)
+async def test_what_else_is_called_reward_is_not_it(scored, interface, source, components):
+    first, _ = await scored(interface, source)
+    assert (first.status, first.reward, dict(first.components)) == (OK, 1.0, components)
+
+
+async def test_of_trls_log_what_no_component_may_be_is_left_out(scored):
+    logs = "log_metric('nan', float('nan')); log_metric('far', 1e31); [log_metric(n, n) for n in range(70)]; log_metric(0, 7)"
+    source = f"def reward_func(prompts, completions, log_metric, **columns):\n    {logs}\n    return [0.5]"
+    first, _ = await scored("trl", source)
+    assert (first.status, first.reward, first.reason) == (OK, 0.5, "")
+    assert dict(first.components) == {str(n): float(n or 7) for n in range(63)}
+
+
+@pytest.mark.parametrize(
     ("interface", "source", "reason"),
     [
         ("trl", TRL + "    return [None]", "no reward (None)"),
