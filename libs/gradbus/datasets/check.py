@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
-from gradbus.datasets.prepare import DatasetFile, RowPlan, checked_row, passes, rows_of
-from gradbus.datasets.rows import GivenRow
+from gradbus.datasets.prepare import DatasetFile, ReadRow, RowPlan, read_rows
 from gradbus.errors import DatasetError
 from gradbus.tokenizer.encoder import PromptEncoder
 
@@ -68,14 +67,16 @@ def check_part(report: PartReport, files: Sequence[DatasetFile], check: Check) -
     """Reads all rows into `report`. A file that cannot be read further, as one of no JSON, ends it with a fault."""
     counts: list[int] = []
     try:
-        for number, (where, given) in enumerate(rows_of(files), start=1):
+        for number, row in enumerate(read_rows(files, check.plan), start=1):
+            if isinstance(row, DatasetError):
+                report.refuse(row)
+                continue
+            if not row.line:
+                report.left_out += 1
+                continue
+            report.columns = report.columns or list(row.row)
             try:
-                row, read = checked_row(given, check.plan, where)
-                if not passes(row, read, check.plan):
-                    report.left_out += 1
-                    continue
-                report.columns = report.columns or list(row)
-                found = _encoded(read, where, number, check) if len(counts) < check.encoded else None
+                found = _encoded(row, number, check) if len(counts) < check.encoded else None
             except DatasetError as error:
                 report.refuse(error)
                 continue
@@ -89,10 +90,11 @@ def check_part(report: PartReport, files: Sequence[DatasetFile], check: Check) -
         report.encoded, report.tokens = len(counts), (min(counts), median(counts), max(counts))
 
 
-def _encoded(read: GivenRow, where: str, number: int, check: Check) -> ShownRow | None:
+def _encoded(row: ReadRow, number: int, check: Check) -> ShownRow:
+    prompt, responses = row.read.prompt, row.read.responses
     if check.encoder is None:
-        return ShownRow(where, read.prompt if isinstance(read.prompt, str) else str(read.prompt), None, ())
-    ids = check.encoder.encode(read.prompt, number)
-    responses = check.encoder.encode_responses(read.prompt, read.responses, len(ids), number) if read.responses else []
+        return ShownRow(row.where, prompt if isinstance(prompt, str) else str(prompt), None, ())
+    ids = check.encoder.encode(prompt, number)
+    encoded = check.encoder.encode_responses(prompt, responses, len(ids), number) if responses else []
     [text] = check.encoder.decode([ids])
-    return ShownRow(where, text, len(ids), [len(response) for response in responses])
+    return ShownRow(row.where, text, len(ids), [len(response) for response in encoded])

@@ -58,6 +58,18 @@ class DatasetFile(NamedTuple):
     path: Path
 
 
+class ReadRow(NamedTuple):
+    """A row as it is stored."""
+
+    where: str
+    row: Row
+    """With its columns renamed."""
+    read: GivenRow
+    """What the run reads of it."""
+    line: bytes
+    """Empty for a row that the filter leaves out."""
+
+
 @dataclass(slots=True)
 class _Found:
     """Facts about the rows so far."""
@@ -81,25 +93,34 @@ class _Found:
 def write_rows(files: Sequence[DatasetFile], plan: RowPlan, out: BinaryIO, most_bytes: int) -> DatasetInfo:
     """Writes the rows of all files. Raises DatasetError for the first wrong row, for more than `most_bytes`, and for no rows; OSError."""
     found = _Found()
-    for where, given in rows_of(files):
-        row, read = checked_row(given, plan, where)
-        if not passes(row, read, plan):
+    for row in read_rows(files, plan):
+        if isinstance(row, DatasetError):
+            raise row
+        if not row.line:
             found.left_out += 1
             continue
-        line = as_line(row)
-        if len(line) > MAX_ROW_BYTES + 1:
-            raise DatasetError(f"{where} has more than {MAX_ROW_BYTES} bytes as JSON; shorten or split the row")
-        found.add(row, read, len(line) - 1)
+        found.add(row.row, row.read, len(row.line) - 1)
         if found.written > most_bytes:
             raise DatasetError(f"the rows have more than {most_bytes} bytes as JSON; give fewer, or the operator raises the limit")
-        out.write(line)
+        out.write(row.line)
     if not found.rows:
         advice = f"the filter leaves out all {found.left_out} rows; widen data.filter" if found.left_out else _NO_ROWS
         raise DatasetError(advice)
     return DatasetInfo(rows=found.rows, columns=found.columns, chat=found.chat, longest=found.longest, left_out=found.left_out)
 
 
-def rows_of(files: Iterable[DatasetFile]) -> Iterator[tuple[str, Row]]:
+def read_rows(files: Iterable[DatasetFile], plan: RowPlan) -> Iterator[ReadRow | DatasetError]:
+    """Each row of all files, or why it is refused. Raises DatasetError for a file that cannot be read further, and OSError."""
+    for where, given in _rows_of(files):
+        found: ReadRow | DatasetError
+        try:
+            found = _read_row(given, plan, where)
+        except DatasetError as error:
+            found = error
+        yield found
+
+
+def _rows_of(files: Iterable[DatasetFile]) -> Iterator[tuple[str, Row]]:
     """(where, row) of every row of all files, in their order. Raises DatasetError, OSError."""
     for name, path in files:
         of = f" of {name}" if name else ""
@@ -115,15 +136,21 @@ def rows_of(files: Iterable[DatasetFile]) -> Iterator[tuple[str, Row]]:
             raise DatasetError(f"{name}: {error}" if name and name not in str(error) else str(error)) from None
 
 
-def checked_row(row: Row, plan: RowPlan, where: str) -> tuple[Row, GivenRow]:
-    """The row with its columns renamed, and what the run reads of it. Raises DatasetError, naming the row by `where`."""
+def _read_row(row: Row, plan: RowPlan, where: str) -> ReadRow:
+    """Raises DatasetError, naming the row by `where`."""
     check_columns(row, where)
     if plan.names:
         row = _renamed(row, plan.names, where)
-    return row, given_row(row, plan.columns, where)
+    read = given_row(row, plan.columns, where)
+    if not _passes(row, read, plan):
+        return ReadRow(where, row, read, b"")
+    line = as_line(row)
+    if len(line) > MAX_ROW_BYTES + 1:
+        raise DatasetError(f"{where} has more than {MAX_ROW_BYTES} bytes as JSON; shorten or split the row")
+    return ReadRow(where, row, read, line)
 
 
-def passes(row: Row, read: GivenRow, plan: RowPlan) -> bool:
+def _passes(row: Row, read: GivenRow, plan: RowPlan) -> bool:
     """Whether the filter keeps a row. One without a number in a column with a range is left out."""
     kept = plan.filter
     prompt, responses = _characters(read.prompt), [_characters(response) for response in read.responses]

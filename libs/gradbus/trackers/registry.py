@@ -33,7 +33,8 @@ TRACKERS: Final = {
 def open_sink(to: str, run: TrackedRun) -> Sink:
     """The sink that `to` names: a tracker and, after a colon, where it writes.
 
-    Raises TrackerError for another name, for a package that is not installed, and if the tracker cannot be reached.
+    Raises TrackerError for another name, for a package that is not installed, if the tracker cannot be reached, and if another process
+    writes the run there.
     """
     name, _, target = to.partition(":")
     tracker = TRACKERS.get(name)
@@ -47,6 +48,8 @@ def open_sink(to: str, run: TrackedRun) -> Sink:
         opened: Sink = getattr(import_module(tracker.module), tracker.sink)(target, run)
     except ModuleNotFoundError as error:
         raise TrackerError(f"{name} needs the package {error.name}, which is not installed; install gradbus[{tracker.extra}]") from None
+    except TrackerError:
+        raise
     except Exception as error:
         raise TrackerError(f"cannot open {to}: {type(error).__name__}: {first_line(error)}; check its address and its key") from error
     return opened

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from gradbus.errors import TrackerError, first_line
 from gradbus.trackers.points import Point
 
 
@@ -38,3 +40,15 @@ class Sink(Protocol):
     def close(self, state: str) -> None:
         """Ends the run there, or only the connection; `state` is the run's."""
         ...
+
+
+@contextmanager
+def writing_to(tracker: str) -> Iterator[None]:
+    """Raises TrackerError for the errors of the tracker's package, which have no base in common."""
+    try:
+        yield
+    except Exception as error:
+        raise TrackerError(
+            f"cannot write to {tracker}: {first_line(error)}; correct that if it is not about the connection, and start the command again, "
+            "it goes on where it ended"
+        ) from error

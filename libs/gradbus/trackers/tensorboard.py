@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from gradbus.trackers.lock import lock
 from gradbus.trackers.points import EVENT, Point
 from gradbus.trackers.sink import TrackedRun
 
@@ -32,6 +33,7 @@ class TensorBoardSink:
         folder = Path(target).expanduser() / run.title
         folder.mkdir(parents=True, exist_ok=True)
         self._file = (folder / _FILE).open("a+b")
+        lock(self._file, run.run_id)
         self.written, end = 0, 0
         for event, after in read_events(folder / _FILE):
             self.written, end = max([self.written, *(int(value.node_name) for value in event.summary.value)]), after

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from gradbus.trackers.lock import lock_for
 from gradbus.trackers.points import EVENT, Point
-from gradbus.trackers.sink import TrackedRun
+from gradbus.trackers.sink import TrackedRun, writing_to
 
 PROJECT: Final = "gradbus"
 _AXES: Final = {"train": "train/step", "eval": "eval/version"}
@@ -25,6 +26,7 @@ class WandbSink:
 
         offline = os.environ.get("WANDB_MODE") == "offline"
         folder = Path(os.environ.get("WANDB_DIR", "."))
+        self._lock = lock_for(f"wandb {target or PROJECT} {folder.resolve() if offline else ''}", run.run_id)
         if offline:
             for earlier in (folder / "wandb").glob(f"offline-run-*-{run.run_id}"):
                 shutil.rmtree(earlier)
@@ -43,9 +45,12 @@ class WandbSink:
 
     def write(self, points: Sequence[Point]) -> None:
         """See `Sink.write`."""
-        for point in points:
-            self._run.log({**point.values, _AXES[point.group]: point.step}, step=int(point.values[EVENT]))
+        with writing_to("W&B"):
+            for point in points:
+                self._run.log({**point.values, _AXES[point.group]: point.step}, step=int(point.values[EVENT]))
 
     def close(self, state: str) -> None:
-        """See `Sink.close`."""
-        self._run.finish(exit_code=0 if state in {"succeeded", "cancelled"} else 1)
+        """See `Sink.close`. W&B shows a run that goes on as finished, until it is fed again."""
+        with writing_to("W&B"):
+            self._run.finish(exit_code=1 if state == "failed" else 0)
+        self._lock.close()

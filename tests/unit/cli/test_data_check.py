@@ -77,6 +77,15 @@ def test_without_a_model_of_this_machine_the_rows_are_checked_alone(checked, tmp
     assert (status, report["rows"], report["refused"], report["tokens"]) == (1, 1, 1, None)
 
 
+def test_a_row_that_is_too_long_as_it_is_stored_is_refused_as_in_a_submission(checked, tmp_path):
+    rows = [{"prompt": "2+2=", "note": "x" * length} for length in (1, 1 << 20)]
+    parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    (tmp_path / "b.jsonl").write_text('{"prompt":"2+2=","note":"%s"}' % ("x" * ((1 << 20) - 28)))
+    status, parts = checked('train = "a.parquet"\neval = "b.jsonl"', "--json")
+    words = "has more than 1048576 bytes as JSON; shorten or split the row"
+    assert (status, [(part["rows"], part["faults"]) for part in parts]) == (1, [(1, [f"row 2 {words}"]), (0, [f"line 1 {words}"])])
+
+
 @pytest.mark.parametrize(
     ("section", "words"),
     [

@@ -1,4 +1,6 @@
-"""Feeds one tracker with a history, and dies without a word after some points: `feeder.py HISTORY.json TO [POINTS]`."""
+"""Feeds one tracker with a history, `feeder.py HISTORY.json TO [HOW]`: it dies without a word after HOW points, waits for the end of
+its input with the tracker open, or closes it as that of a run in the state HOW.
+"""
 
 import json
 import os
@@ -7,7 +9,7 @@ from pathlib import Path
 
 from gradbus.trackers import TrackedRun, feed, open_sink
 
-SPEC = {"name": "sums", "schedule": {"steps": 9}, "trainer": {"learning_rate": 1e-3}}
+SPEC = {"name": "sums", "schedule": {"steps": 9}, "trainer": {"learning_rate": 1e-3}, "data": {"columns": {"pass@1": "x"}}}
 
 
 class Recorded:
@@ -37,8 +39,11 @@ class Dying:
 
 
 if __name__ == "__main__":
-    history, to, *points = sys.argv[1:]
+    history, to, how = [*sys.argv[1:], "succeeded"][:3]
     sink = open_sink(to, TrackedRun("run-0123456789ab-000001", "sums", SPEC))
-    dying = Dying(sink, int(points[0]) if points else -1)
+    if how == "wait":
+        print("open", flush=True)
+        sys.stdin.read()
+    dying = Dying(sink, int(how) if how.isdecimal() else -1)
     print(feed(Recorded(json.loads(Path(history).read_text())), "run", dying, follow=True))
-    sink.close("succeeded")
+    sink.close(how)

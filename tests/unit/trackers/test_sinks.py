@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import sqlite3
 import struct
 import subprocess
@@ -12,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from gradbus.errors import TrackerError
-from gradbus.trackers import TrackedRun, open_sink
+from gradbus.trackers import Point, TrackedRun, open_sink
+from gradbus.trackers.points import EVENT
 
 FEEDER = Path(__file__).with_name("feeder.py")
 TITLE = "sums-run-0123456789ab-000001"
@@ -26,7 +28,7 @@ def happened():
         step = number if number < 25 else number - 5
         yield "metrics", {"step": step, "reward": step / 8, "seconds": {"wait": 0.25}}
         if number % 10 == 0:
-            yield "evaluation", {"version": number, "accuracy": number / 64}
+            yield "evaluation", {"version": number, "accuracy": number / 64, "pass@1": number / 128}
 
 
 EVENTS = [
@@ -39,7 +41,7 @@ ACCURACIES = {version: version / 64 for version in (0, 10, 20, 30)}
 
 @pytest.fixture
 def fed(tmp_path):
-    """Feeds a tracker: two processes die, one goes on to the end, and one finds nothing to do."""
+    """Feeds a tracker: some processes die, one goes on to the end, and one finds nothing to do. `feed.started` starts one process."""
     history = tmp_path / "history.json"
     history.write_text(json.dumps(EVENTS))
     environment = {
@@ -51,15 +53,21 @@ def fed(tmp_path):
         "HOME": str(tmp_path),
     }
 
-    def feed(to, *deaths):
-        for points in deaths:
-            assert subprocess.run([sys.executable, FEEDER, history, to, str(points)], env=environment, check=False).returncode == 9
-        written = []
-        for _ in range(2):
-            answer = subprocess.run([sys.executable, FEEDER, history, to], env=environment, check=True, capture_output=True, text=True)
-            written.append(int(answer.stdout.split()[0]))
-        return written
+    def started(to, *how, **variables):
+        pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+        return subprocess.Popen([sys.executable, FEEDER, history, to, *map(str, how)], env=environment | variables, text=True, **pipes)
 
+    def ended(process):
+        answer, errors = process.communicate()
+        return process.returncode, answer, errors
+
+    def feed(to, *deaths):
+        assert [ended(started(to, points))[0] for points in deaths] == [9] * len(deaths)
+        answers = [ended(started(to)) for _ in range(2)]
+        assert [code for code, _, _ in answers] == [0, 0], answers
+        return [int(answer.split()[0]) for _, answer, _ in answers]
+
+    feed.started, feed.ended = started, ended
     return feed
 
 
@@ -113,6 +121,53 @@ def test_mlflow_has_every_point_once(fed, tmp_path, monkeypatch):
     assert [(metric.step, metric.value) for metric in history["train/reward"]] == list(REWARDS.items())
     assert [(metric.step, metric.value) for metric in history["eval/accuracy"]] == list(ACCURACIES.items())
     assert (run.info.status, run.data.params["trainer.learning_rate"]) == ("FINISHED", "0.001")
+    assert [metric.value for metric in client.get_metric_history(run.info.run_id, "eval/pass_1")] == [0, 10 / 128, 20 / 128, 30 / 128]
+    assert run.data.params["data.columns.pass_1"] == "x"
+
+
+def test_mlflow_takes_each_name_that_a_run_has(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    names = ["eval//a", "eval/../a", "./a", "eval/a/", "a" * 300, "ä?\n"]
+    sink = open_sink(f"mlflow:file://{tmp_path}", TrackedRun("run", "sums", dict.fromkeys(names, 1)))
+    sink.write([Point(1, "eval", 0, 0.0, dict.fromkeys([*names, EVENT], 1.0))])
+    sink.close("running")
+    again = open_sink(f"mlflow:file://{tmp_path}", TrackedRun("run", "sums", dict.fromkeys(names, 1)))
+    assert again.written == 1
+
+
+def test_an_error_of_a_tracker_s_package_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    point = Point(1, "train", 0, 0.0, {"train/reward": 1.0, EVENT: 1.0})
+    mlflow = open_sink(f"mlflow:file://{tmp_path}/mlruns", TrackedRun("run", "sums", {}))
+    [run] = (tmp_path / "mlruns").glob("*/*/params")
+    shutil.rmtree(run.parent)
+    with pytest.raises(TrackerError, match=r"cannot write to MLflow: Run '.*' not found.*start the command again"):
+        mlflow.write([point])
+    wandb = open_sink("wandb", TrackedRun("run", "sums", {}))
+    wandb.close("running")
+    with pytest.raises(TrackerError, match=r"cannot write to W&B: .* is finished.*start the command again"):
+        wandb.write([point])
+
+
+@pytest.mark.parametrize("to", ["tensorboard:{}/board", "mlflow:file://{}/mlruns", "trackio", "wandb"])
+def test_a_second_process_is_refused_as_long_as_the_first_one_writes(fed, tmp_path, to):
+    place = to.format(tmp_path)
+    with fed.started(place, "wait") as first:
+        assert first.stdout.readline() == "open\n"
+        code, _, errors = fed.ended(fed.started(place))
+        assert (code, "another `gradbus track` writes run run-0123456789ab-000001 there already" in errors) == (1, True)
+        code, answer, _ = fed.ended(first)
+        assert (code, answer.split()[0]) == (0, "39")
+    assert fed(place)[0] == (39 if to == "wandb" else 0)
+
+
+@pytest.mark.parametrize("name", ["TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"])
+def test_trackio_is_refused_where_it_would_write_elsewhere_than_it_reads(name, monkeypatch):
+    monkeypatch.setenv(name, "http://127.0.0.1:1/?write_token=x")
+    with pytest.raises(TrackerError, match=f"^only Trackio's local database is written; unset {name}"):
+        open_sink("trackio", TrackedRun("run", "sums", {}))
 
 
 def test_trackio_has_every_point_once(fed, tmp_path):
@@ -126,17 +181,27 @@ def test_trackio_has_every_point_once(fed, tmp_path):
 
 def test_wandb_has_every_point_once_in_the_folder_that_it_syncs(fed, tmp_path):
     fed("wandb:sums", 7, 11)
-    [folder] = (tmp_path / "wandb").glob("offline-run-*")
-    [file] = folder.glob("*.wandb")
-    rows = list(wandb_history(file))
+    rows = [
+        {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in record.history.item}
+        for record in wandb_records(tmp_path)
+        if record.WhichOneof("record_type") == "history"
+    ]
     assert [(row["train/step"], row["train/reward"]) for row in rows if "train/reward" in row] == list(REWARDS.items())
     assert [(row["eval/version"], row["eval/accuracy"]) for row in rows if "eval/accuracy" in row] == list(ACCURACIES.items())
 
 
-def wandb_history(file):
-    """The history in W&B's file: a log of LevelDB's format, with records that are cut at the ends of blocks."""
+@pytest.mark.parametrize(("state", "code"), [("running", 0), ("failed", 1)])
+def test_wandb_shows_only_a_failed_run_as_failed(fed, tmp_path, state, code):
+    assert fed.ended(fed.started("wandb:sums", state))[0] == 0
+    exits = [record.exit.exit_code for record in wandb_records(tmp_path) if record.WhichOneof("record_type") == "exit"]
+    assert exits == [code]
+
+
+def wandb_records(folder):
+    """What is in W&B's file of the only run below a folder: a log of LevelDB's format, with records that are cut at the ends of blocks."""
     from wandb.proto.wandb_internal_pb2 import Record
 
+    [file] = folder.glob("wandb/offline-run-*/*.wandb")
     data, position, record = file.read_bytes(), len(b":W&B\xe1\xbe\0"), b""
     while position + 7 <= len(data):
         if (left := 32768 - position % 32768) < 7:
@@ -146,9 +211,8 @@ def wandb_history(file):
         position += 7 + length
         record += data[position - length : position]
         if kind in {1, 4}:
-            found, record = Record.FromString(record), b""
-            if found.WhichOneof("record_type") == "history":
-                yield {item.key or "/".join(item.nested_key): json.loads(item.value_json) for item in found.history.item}
+            yield Record.FromString(record)
+            record = b""
 
 
 @pytest.mark.parametrize(
