@@ -1,5 +1,5 @@
 """Feeds one tracker with a history, `feeder.py HISTORY.json TO [HOW]`: it dies without a word after HOW points, waits for the end of
-its input with the tracker open, or closes it as that of a run in the state HOW.
+its input with the tracker open, feeds it after it was closed (`late`), or closes it as that of a run in the state HOW.
 """
 
 import json
@@ -44,6 +44,8 @@ if __name__ == "__main__":
     if how == "wait":
         print("open", flush=True)
         sys.stdin.read()
+    if how == "late":
+        sink.close("running")
     dying = Dying(sink, int(how) if how.isdecimal() else -1)
     print(feed(Recorded(json.loads(Path(history).read_text())), "run", dying, follow=True))
     sink.close(how)
