@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from gradbus.sandbox.commands import run as sandbox_run
 from gradbus.sandbox.commands.run import NoSandboxError, SandboxError, found_level
 from gradbus.v1 import reward_pb2
 from gradbus_reward.graders import code
-from gradbus_reward.sandbox import programs
 
 OK, INVALID, ERROR = reward_pb2.REWARD_STATUS_OK, reward_pb2.REWARD_STATUS_INVALID, reward_pb2.REWARD_STATUS_ERROR
 TESTS = json.dumps([["2\n", "4\n"], ["3\n", "6"]])
@@ -162,7 +162,7 @@ async def test_a_machine_without_sandboxes_is_a_permanent_error(grader_scorer, a
     async def none(_levels):
         return None, "the kernel has none"
 
-    monkeypatch.setattr(programs, "found_level", none)
+    monkeypatch.setattr(sandbox_run, "found_level", none)
     (result,) = await grader_scorer(grader()).score(ask("print(1)", tests=TESTS), 60.0)
     assert (result.status, result.permanent) == (ERROR, True)
     assert "the kernel has none" in result.reason
