@@ -17,14 +17,13 @@ from nats.js import JetStreamContext
 from nats.js.api import DiscardPolicy, PersistMode, RetentionPolicy, StorageType, StreamConfig
 from nats.js.errors import BadRequestError, BucketNotFoundError, ServerError
 from nats.js.kv import KeyValue
-from opentelemetry.trace import SpanKind
 
 from gradbus.aio.tasks import cancel_and_wait
 from gradbus.bus import subjects
 from gradbus.bus.batch import Message, publish_batch
 from gradbus.bus.kv import Bucket
 from gradbus.errors import SettingsError
-from gradbus.telemetry import WireOperation, get_logger, span, trace_headers, traceparent_of
+from gradbus.telemetry import WireOperation, get_logger
 from gradbus.tls import Identity
 
 _log = get_logger(__name__)
@@ -105,9 +104,9 @@ class Bus:
             return await self.jetstream.key_value(name)
 
     async def publish(self, subject: str, payload: bytes) -> None:
-        """Sends a core message, which arrives at most once. It carries the current trace context."""
+        """Sends a core message, which arrives at most once. It is a hint, and part of no trace."""
         with _operation("send", subjects.template(subject)).measured(len(payload)):
-            await self.client.publish(subject, payload, headers=trace_headers())
+            await self.client.publish(subject, payload)
 
     async def publish_batch(self, messages: Sequence[Message]) -> None:
         """Stores messages of one stream by one synced write, all of them or none. Raises APIError if the server refuses one of them."""
@@ -116,17 +115,12 @@ class Bus:
 
     @asynccontextmanager
     async def subscribed(self, subject: str, handler: Callable[[bytes], Awaitable[None]]) -> AsyncIterator[None]:
-        """Calls `handler` with every core message on `subject` inside the block, in the trace of its sender."""
-        template = subjects.template(subject)
-        operation = _operation("process", template)
+        """Calls `handler` with every core message on `subject` inside the block."""
+        operation = _operation("process", subjects.template(subject))
 
         async def deliver(message: Msg) -> None:
             with operation.measured(len(message.data)):
-                if parent := traceparent_of(message.headers):
-                    with span(f"process {template}", SpanKind.CONSUMER, parent, operation.moved):
-                        await handler(message.data)
-                else:
-                    await handler(message.data)
+                await handler(message.data)
 
         subscription = await self.client.subscribe(subject, cb=deliver)
         try:

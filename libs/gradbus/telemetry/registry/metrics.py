@@ -74,7 +74,7 @@ _WIRES: Final = (
         "messaging.process.duration",
         "histogram",
         "s",
-        ("conductor", "rollout"),
+        ("conductor",),
         "Duration of a message handler.",
         _PROCESSED,
         _SECONDS,

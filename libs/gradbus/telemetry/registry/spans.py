@@ -8,7 +8,6 @@ _RUN = ("gradbus.run.id",)
 _GROUP = (*_RUN, "gradbus.group.index")
 _STEP = (*_RUN, "gradbus.step", "gradbus.term")
 _RPC = ("rpc.system.name", "rpc.method")
-_WIRE = ("gradbus.wire", "messaging.system", "messaging.operation.type", "messaging.destination.template")
 _MESSAGE = ("messaging.message.id", "gradbus.policy.version")
 _SEND = ("messaging.system", "messaging.operation.type", "messaging.operation.name", "messaging.destination.template")
 _SAMPLED = ("gen_ai.operation.name", "gen_ai.usage.output_tokens", "gen_ai.response.finish_reasons")
@@ -128,7 +127,6 @@ SPANS = (
     ),
     SpanEntry("fetch_shards", ("rollout",), (), "The version's files are fetched to the worker's machine."),
     SpanEntry("load_engine", ("rollout",), (), "The engine loads the files and computes its checksum."),
-    # Calls and messages, as children of the spans that make them.
+    # Calls, as children of the spans that make them.
     SpanEntry("gradbus.v1.*/*", (*_CALLERS, *_SERVERS), (*_RPC, *_PEER), "A gRPC call, recorded by the client and by the server."),
-    SpanEntry("process *", ("conductor", "rollout"), _WIRE, "Handling of a core NATS message."),
 )
