@@ -21,9 +21,8 @@ from torch import Tensor
 
 from gradbus_kernels.operators.base.arguments import check_finite, check_floats, check_head, check_ids, require
 from gradbus_kernels.operators.base.attached import Attached
-from gradbus_kernels.operators.base.softcap import Softcapped, softcap_slopes, softcapped
-from gradbus_kernels.operators.distillation_loss.tiles import logprob_tiles
-from gradbus_kernels.operators.linear_logprob.head import add_product
+from gradbus_kernels.operators.base.softcap import Softcapped, softcapped
+from gradbus_kernels.operators.distillation_loss.tiles import HeadGradients, logprob_tiles
 
 LEAST_LOGPROB: Final = -100.0
 """A smaller mass of an outcome is taken for this one: float32 has no smaller probability."""
@@ -36,6 +35,14 @@ class TeacherRows(NamedTuple):
     """int64 `[N, k]`: its most likely tokens, each once in a row."""
     logprobs: Tensor
     """float `[N, k + 1]`: log-probabilities of these, and of any other token."""
+
+    def check(self, used: Tensor, hidden: Tensor, weight: Tensor) -> None:
+        """Raises ValueError, which names the argument `rows`. Ids of positions that are not `used`, bool `[N]`, may be anything."""
+        fits = self.ids.dim() == 2 and len(self.ids) == len(hidden)
+        check_ids("rows.ids", self.ids.where(used[:, None], 0) if fits else self.ids, (len(hidden), None), len(weight), hidden)
+        most, few = self.ids.shape[1], f"pass at least one and fewer than the vocabulary's {len(weight)}"
+        require(0 < most < len(weight), "rows.ids", f"has {most} tokens a row; {few}")
+        check_floats("rows.logprobs", self.logprobs, (len(hidden), most + 1), hidden)
 
 
 class DistillationLoss(NamedTuple):
@@ -110,39 +117,27 @@ def _check(hidden: Tensor, weight: Tensor, ids: Tensor, rows: TeacherRows, weigh
     check_floats("weights", weights, (len(hidden),), hidden)
     used = weights != 0.0
     check_ids("ids", ids.where(used, 0) if ids.shape == used.shape else ids, (len(hidden),), len(weight), hidden)
-    fits = rows.ids.dim() == 2 and len(rows.ids) == len(hidden)
-    check_ids("rows.ids", rows.ids.where(used[:, None], 0) if fits else rows.ids, (len(hidden), None), len(weight), hidden)
-    most = rows.ids.shape[1]
-    require(0 < most < len(weight), "rows.ids", f"has {most} tokens a row; pass at least one and fewer than the vocabulary's {len(weight)}")
-    check_floats("rows.logprobs", rows.logprobs, (len(hidden), most + 1), hidden)
+    rows.check(used, hidden, weight)
     check_finite("weights", weights)
 
 
 @torch.no_grad()
 def _in_tiles(used: _Used, weight: Tensor, temperature: Softcapped, wanted: tuple[bool, bool]) -> _Found:
     hidden, dtype = used.hidden.detach(), torch.promote_types(used.hidden.dtype, torch.float32)
-    grad_hidden = torch.zeros_like(hidden) if wanted[0] else None
-    grad_weight = torch.zeros_like(weight, dtype=dtype) if wanted[1] else None
+    gradients = HeadGradients.zeros(hidden, weight, temperature, wanted)
     total = hidden.new_zeros((), dtype=dtype)
     logprobs, entropies = hidden.new_empty(2, len(hidden), dtype=dtype).unbind()
-    for part, every, level in logprob_tiles(hidden, weight, temperature):
+    for tile in logprob_tiles(hidden, weight, temperature):
+        part, every = tile.rows, tile.logprobs
         shares = every.exp()
         logprobs[part] = every.gather(1, used.ids[part, None]).squeeze(1)
         # A token of probability 0 adds nothing, and its log-probability may be -inf.
         entropies[part] = -(shares * every.clamp(min=torch.finfo(dtype).min)).sum(1)
         kls = _to_slopes(every, shares, TeacherRows(used.rows.ids[part], used.rows.logprobs[part].to(dtype)))
         total += (kls * used.weights[part]).sum()
-        if grad_hidden is None and grad_weight is None:
-            continue
-        slopes = shares.mul_((used.weights[part] / temperature.value)[:, None])
-        if temperature.softcap is not None:
-            slopes.mul_(softcap_slopes(every.add_(level).mul_(temperature.value), temperature.softcap))
-        narrow = slopes.to(hidden.dtype)
-        if grad_hidden is not None:
-            grad_hidden[part] = narrow @ weight
-        if grad_weight is not None:
-            add_product(grad_weight, narrow.T, hidden[part])
-    return _Found(total, logprobs, entropies, grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype))
+        if gradients.are_wanted:
+            gradients.add(tile, shares.mul_((used.weights[part] / temperature.value)[:, None]))
+    return _Found(total, logprobs, entropies, gradients.hidden, gradients.weight)
 
 
 def _to_slopes(every: Tensor, shares: Tensor, rows: TeacherRows) -> Tensor:

@@ -19,12 +19,11 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from gradbus_kernels.operators.base.arguments import check_floats, check_head, check_ids, require
+from gradbus_kernels.operators.base.arguments import check_head, require
 from gradbus_kernels.operators.base.attached import Attached
-from gradbus_kernels.operators.base.softcap import Softcapped, softcap_slopes, softcapped
+from gradbus_kernels.operators.base.softcap import Softcapped, softcapped
 from gradbus_kernels.operators.distillation_loss.api import TeacherRows
-from gradbus_kernels.operators.distillation_loss.tiles import logprob_tiles
-from gradbus_kernels.operators.linear_logprob.head import add_product
+from gradbus_kernels.operators.distillation_loss.tiles import HeadGradients, logprob_tiles
 from gradbus_kernels.operators.policy_loss.inputs import PolicySettings, PolicyTokens
 
 CENTRED_REGIONS: Final = ("none", "cap", "band")
@@ -110,12 +109,7 @@ def _check(
     check_head(hidden, weight, temperature.value)
     temperature.check("temperature")
     tokens.check(len(hidden), settings, hidden)
-    used = tokens.used
-    fits = rows.ids.dim() == 2 and len(rows.ids) == len(hidden)
-    check_ids("rows.ids", rows.ids.where(used[:, None], 0) if fits else rows.ids, (len(hidden), None), len(weight), hidden)
-    most = rows.ids.shape[1]
-    require(0 < most < len(weight), "rows.ids", f"has {most} tokens a row; pass at least one and fewer than the vocabulary's {len(weight)}")
-    check_floats("rows.logprobs", rows.logprobs, (len(hidden), most + 1), hidden)
+    rows.check(tokens.used, hidden, weight)
     region = settings.trust_region
     require(region in CENTRED_REGIONS, "settings", f'have the trust region "{region}"; pass one of {", ".join(CENTRED_REGIONS)}')
     by_token = settings.ratio == "token" and settings.importance != "decoupled" and not settings.needs_sequences
@@ -149,25 +143,18 @@ def _factors(every: Tensor, shares: Tensor, rows: TeacherRows, settings: PolicyS
 @torch.no_grad()
 def _in_tiles(used: _Used, weight: Tensor, temperature: Softcapped, wanted: tuple[bool, bool]) -> _Found:
     hidden, dtype, tokens = used.hidden.detach(), torch.promote_types(used.hidden.dtype, torch.float32), used.tokens
-    grad_hidden = torch.zeros_like(hidden) if wanted[0] else None
-    grad_weight = torch.zeros_like(weight, dtype=dtype) if wanted[1] else None
+    gradients = HeadGradients.zeros(hidden, weight, temperature, wanted)
     total, distance = hidden.new_zeros(2, dtype=dtype).unbind()
-    for part, every, level in logprob_tiles(hidden, weight, temperature):
+    for tile in logprob_tiles(hidden, weight, temperature):
+        part, every = tile.rows, tile.logprobs
         shares, rows = every.exp(), TeacherRows(used.rows.ids[part], used.rows.logprobs[part])
         factors, distances = _factors(every, shares, rows, used.settings)
         scale = (tokens.weights[part] * tokens.advantages[part]).to(dtype)
         total += ((factors * every.gather(1, rows.ids)).sum(1) * scale).sum()
         distance += (distances * tokens.entropy_weights[part]).sum()
-        if grad_hidden is None and grad_weight is None:
+        if not gradients.are_wanted:
             continue
         # d/dz_u of the sum over v of c_v log p_v is c_u - p_u · sum of c.
         slopes = shares.mul_(-factors.sum(1, keepdim=True)).scatter_add_(1, rows.ids, factors)
-        slopes.mul_((scale / temperature.value)[:, None])
-        if temperature.softcap is not None:
-            slopes.mul_(softcap_slopes(every.add_(level).mul_(temperature.value), temperature.softcap))
-        narrow = slopes.to(hidden.dtype)
-        if grad_hidden is not None:
-            grad_hidden[part] = narrow @ weight
-        if grad_weight is not None:
-            add_product(grad_weight, narrow.T, hidden[part])
-    return _Found(total, distance, grad_hidden, None if grad_weight is None else grad_weight.to(weight.dtype))
+        gradients.add(tile, slopes.mul_((scale / temperature.value)[:, None]))
+    return _Found(total, distance, gradients.hidden, gradients.weight)
