@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from gradbus.algorithms import MAX_REWARD
-from gradbus.graders import ScoreResult
+from gradbus.errors import GraderError
+from gradbus.graders import InvalidSampleError, ScoreResult
 from gradbus.sandbox.bounds import MAX_COMPONENT
 from gradbus.sandbox.budget import ProcessBudget
 from gradbus.v1 import reward_pb2
@@ -40,6 +42,18 @@ class Capacity:
 
 
 NOT_REACHED: Final = ScoreResult.error("no time was left for this sample; raise reward.timeout_seconds, or make the grader faster")
+
+
+def template_inputs(sample: Sample, parse: Callable[[str], Any] = json.loads) -> tuple[dict[str, str], Any]:
+    """What templates call `sample` and `item`. Raises ValueError for an item that is no JSON."""
+    return {"output_text": sample.response, "finish_reason": sample.finish_reason}, parse(sample.item_json or "{}")
+
+
+def not_gradable(error: GraderError | ValueError) -> ScoreResult:
+    """The result of a sample whose templates cannot be rendered: its own fault, or that of the grader or the dataset."""
+    if isinstance(error, InvalidSampleError):
+        return ScoreResult.invalid(str(error))
+    return ScoreResult.error(str(error), permanent=True)
 
 
 class PartGrader(Protocol):

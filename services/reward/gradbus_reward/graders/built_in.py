@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, Final, get_args
 
 from gradbus.errors import GraderError
-from gradbus.graders import InvalidSampleError, ScoreResult, Template
+from gradbus.graders import ScoreResult, Template
 from gradbus.sandbox.budget import ProcessBudget
-from gradbus.sandbox.process import ChildProgram
 from gradbus.spec import JsonSchemaGrader, MathGrader, RegexGrader
-from gradbus_reward.graders.base import Parts, Sample
+from gradbus_reward.graders.base import Parts, Sample, not_gradable, template_inputs
 from gradbus_reward.graders.confined import ConfinedParts
 from gradbus_reward.sandbox.pool import GraderPool, PoolSettings
-from gradbus_reward.sandbox.process import FOLDER, LINE_BYTES, Row
+from gradbus_reward.sandbox.process import Row, importing
 
 BuiltInGrader = MathGrader | RegexGrader | JsonSchemaGrader
 BUILT_IN_GRADERS: Final[tuple[type[Any], ...]] = get_args(BuiltInGrader)
@@ -31,7 +29,8 @@ class BuiltInParts:
         """Raises GraderError for a template that is not well formed."""
         self._templates = {name: [Template(text) for text in _templates(part)] for name, part in parts.items()}
         sources = {name: json.dumps(_settings(part, len(self._templates[name]))) for name, part in parts.items()}
-        self._graders = ConfinedParts(tuple(parts), GraderPool(sources, settings, budget, _program({part.type for part in parts.values()})))
+        program = importing("gradbus_reward.built_in.child", sorted({part.type for part in parts.values()}))
+        self._graders = ConfinedParts(tuple(parts), GraderPool(sources, settings, budget, program))
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="render")
 
     @property
@@ -58,14 +57,11 @@ class BuiltInParts:
         return [self._row(sample, parse) for sample in samples]
 
     def _row(self, sample: Sample, parse: Callable[[str], Any]) -> Row | ScoreResult:
-        fields = {"output_text": sample.response, "finish_reason": sample.finish_reason}
         try:
-            item = parse(sample.item_json or "{}")
+            fields, item = template_inputs(sample, parse)
             return tuple(template.render(fields, item) for templates in self._templates.values() for template in templates)
-        except InvalidSampleError as error:
-            return ScoreResult.invalid(str(error))
         except (GraderError, ValueError) as error:
-            return ScoreResult.error(str(error), permanent=True)
+            return not_gradable(error)
 
 
 def _templates(part: BuiltInGrader) -> Iterator[str]:
@@ -83,10 +79,3 @@ def _templates(part: BuiltInGrader) -> Iterator[str]:
 def _settings(part: BuiltInGrader, texts: int) -> dict[str, Any]:
     """What the process is told: see `built_in/child.py`."""
     return {"kind": part.type, "texts": texts, **part.model_dump(exclude={"type", "input", "reference"})}
-
-
-def _program(kinds: set[str]) -> ChildProgram:
-    """The process, which finds its libraries where this one does, and imports those of `kinds`."""
-    path = [folder for folder in sys.path if folder]
-    start = f"import sys; sys.path[:] = [*sys.argv[1:3], *{path!r}]; from gradbus_reward.built_in import child"
-    return ChildProgram("grader", "reward", f"{start}; child.main({sorted(kinds)!r})", FOLDER, LINE_BYTES)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from gradbus.errors import GraderError
-from gradbus.graders import InvalidSampleError, ScoreResult, Template
+from gradbus.graders import ScoreResult, Template
 from gradbus.sandbox.commands.run import Level, NoSandboxError, SandboxError, run_command
 from gradbus.spec import CodeGrader
 from gradbus_reward.built_in.texts import last_fenced
-from gradbus_reward.graders.base import NOT_REACHED, Owner, Parts, Sample
+from gradbus_reward.graders.base import NOT_REACHED, Owner, Parts, Sample, not_gradable, template_inputs
 from gradbus_reward.graders.code_tests import TestsError, Trial, trial
 from gradbus_reward.graders.side_by_side import graded_side_by_side
 from gradbus_reward.sandbox.programs import Sandboxes
@@ -64,10 +63,10 @@ class CodeParts:
         async with self._waiting:
             try:
                 tried = self._trial(name, sample, wall_seconds)
-            except (TestsError, InvalidSampleError) as error:
+            except TestsError as error:
                 return ScoreResult.invalid(str(error))
             except (GraderError, ValueError) as error:
-                return ScoreResult.error(str(error), permanent=True)
+                return not_gradable(error)
             async with self._sandboxes.places:
                 try:
                     outcome = await run_command(tried.command, level)
@@ -80,7 +79,6 @@ class CodeParts:
 
     def _trial(self, name: str, sample: Sample, wall_seconds: float) -> Trial:
         part, given, tests = self._parts[name]
-        fields = {"output_text": sample.response, "finish_reason": sample.finish_reason}
-        item = json.loads(sample.item_json or "{}")
+        fields, item = template_inputs(sample)
         text = given.render(fields, item)
         return trial(last_fenced(text) or text, tests.render(fields, item), part, wall_seconds)

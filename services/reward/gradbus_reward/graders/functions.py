@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from gradbus.errors import GraderError
 from gradbus.sandbox.budget import ProcessBudget
-from gradbus.sandbox.process import ChildProgram
 from gradbus.spec import PythonGrader
 from gradbus_reward.graders.confined import ConfinedParts
 from gradbus_reward.sandbox.pool import GraderPool, PoolSettings
-from gradbus_reward.sandbox.process import FOLDER, LINE_BYTES, PYTHON
+from gradbus_reward.sandbox.process import PYTHON, importing
 
 
 def function_parts(
@@ -29,7 +27,7 @@ def function_parts(
         if unknown := [name for name in names if name not in modules]:
             known = ", ".join(sorted(modules)) or "none"
             raise GraderError(f"the operator names no module {unknown[0]} in GRADBUS_REWARD_MODULES; known: {known}")
-        pool = GraderPool(_described(installed), settings, budget, _program(names))
+        pool = GraderPool(_described(installed), settings, budget, importing("gradbus_reward.sandbox.installed", names))
         yield ConfinedParts(tuple(installed), pool, prompts=True)
 
 
@@ -45,10 +43,3 @@ def _described(parts: Mapping[str, PythonGrader]) -> dict[str, dict[str, Any]]:
         }
         for name, part in parts.items()
     }
-
-
-def _program(modules: list[str]) -> ChildProgram:
-    """The process, which finds the modules where this one does."""
-    path = [folder for folder in sys.path if folder]
-    start = f"import sys; sys.path[:] = [*sys.argv[1:3], *{path!r}]; from gradbus_reward.sandbox import installed"
-    return ChildProgram("grader", "reward", f"{start}; installed.main({modules!r})", FOLDER, LINE_BYTES)

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from gradbus.errors import BusyServiceError, GraderError, UserCodeError
-from gradbus.graders import InvalidSampleError, ScoreResult, Template
+from gradbus.graders import ScoreResult, Template
 from gradbus.spec import ScoreModelGrader
 from gradbus.user_services.addresses import AddressPolicy, shown
 from gradbus.user_services.http import FAILURES, BodyBounds, HttpClient, HttpRequest
-from gradbus_reward.graders.base import Owner, Parts, Sample
+from gradbus_reward.graders.base import Owner, Parts, Sample, not_gradable, template_inputs
 from gradbus_reward.graders.side_by_side import graded_side_by_side
 from gradbus_reward.graders.verdicts import PartId, Verdicts
 from gradbus_reward.keys import ServiceKeys
@@ -60,8 +60,7 @@ class _Judge:
 
     def body(self, sample: Sample) -> bytes:
         """The request. Raises GraderError."""
-        fields = {"output_text": sample.response, "finish_reason": sample.finish_reason}
-        item = json.loads(sample.item_json or "{}")
+        fields, item = template_inputs(sample)
         messages = [{"role": role, "content": template.render(fields, item)} for role, template in self._templates]
         settings = {"temperature": self.spec.temperature, "max_tokens": self.spec.max_tokens}
         return json.dumps({"model": self.spec.model, "messages": messages, **settings}).encode()
@@ -101,10 +100,10 @@ class JudgeParts:
                 body = await asyncio.get_running_loop().run_in_executor(self._thread, judge.body, sample)
                 known = self._verdicts.number(judge.question(body))
                 return ScoreResult(await self._asked(judge, body, seconds) if known is None else known)
-            except (InvalidSampleError, NoVerdictError) as error:
+            except NoVerdictError as error:
                 return ScoreResult.invalid(str(error))
             except (GraderError, ValueError) as error:
-                return ScoreResult.error(str(error), permanent=True)
+                return not_gradable(error)
             except FAILURES as error:
                 return ScoreResult.error(f"{judge.name} failed: {error or type(error).__name__}; check that it runs")
             except UserCodeError as error:

@@ -11,8 +11,8 @@ from functools import cache
 from typing import Any
 
 from gradbus.errors import GraderError
-from gradbus.graders import GradeFunction, InvalidSampleError, QuickGrader, ScoreResult, compiled_grader
-from gradbus_reward.graders.base import NOT_REACHED, Parts, Sample
+from gradbus.graders import GradeFunction, QuickGrader, ScoreResult, compiled_grader
+from gradbus_reward.graders.base import NOT_REACHED, Parts, Sample, not_gradable, template_inputs
 
 
 class QuickParts:
@@ -45,10 +45,7 @@ class QuickParts:
 def _grade(function: GradeFunction, sample: Sample, parse: Callable[[str], Any], end: float) -> ScoreResult:
     if time.monotonic() > end:
         return NOT_REACHED
-    fields = {"output_text": sample.response, "finish_reason": sample.finish_reason}
     try:
-        return ScoreResult(function(fields, parse(sample.item_json or "{}")))
-    except InvalidSampleError as error:
-        return ScoreResult.invalid(str(error))
+        return ScoreResult(function(*template_inputs(sample, parse)))
     except (GraderError, ValueError) as error:
-        return ScoreResult.error(str(error), permanent=True)
+        return not_gradable(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
@@ -17,6 +18,14 @@ LINE_BYTES = 256 << 10
 FOLDER = str(Path(__file__).resolve().parents[2])
 PYTHON = ChildProgram("grader", "reward", boot("gradbus_reward.sandbox.child"), FOLDER, LINE_BYTES)
 """Runs users' source."""
+
+
+def importing(module: str, argument: object) -> ChildProgram:
+    """Runs `main(argument)` of a module of this package, which finds its libraries where this process does."""
+    path, name = [folder for folder in sys.path if folder], module.rpartition(".")[2]
+    start = f"import sys; sys.path[:] = [*sys.argv[1:3], *{path!r}]; from {module.rpartition('.')[0]} import {name}"
+    return ChildProgram("grader", "reward", f"{start}; {name}.main({argument!r})", FOLDER, LINE_BYTES)
+
 
 Row = tuple[str, ...]
 """The texts of one sample; for a reward function output text, finish reason, item as JSON, and the prompt if it reads one."""

@@ -19,6 +19,7 @@ from gradbus_reward.scorers.results import check_number, complete_results, faile
 
 _SEPARATORS: Final = (b"[", b"{", b",")
 """JSON has at most as many values as these, and one."""
+CALL_FAILURES: Final = (TimeoutError, UserCodeError, *FAILURES)
 
 
 class HttpScorer:
@@ -41,20 +42,26 @@ class HttpScorer:
                     HttpRequest("POST", self._url, content), response_bounds(len(request.samples)), deadline_seconds
                 )
                 results = await loop.run_in_executor(self._thread, _results, body, len(request.samples))
-        except TimeoutError:
-            reason = f"{self._name} did not respond within {deadline_seconds:.1f} s; make it faster"
-            return failed_results(request.samples, reason, "timeout")
-        except FAILURES as error:
-            reason = f"{self._name} failed: {error or type(error).__name__}; check that it runs"
-            return failed_results(request.samples, reason, "unreachable")
-        except UserCodeError as error:
-            return failed_results(request.samples, str(error), "refused")
+        except CALL_FAILURES as error:
+            return failed_call(request.samples, self._name, deadline_seconds, error)
         return complete_results(request.samples, results)
 
     async def close(self) -> None:
         """Closes the connections and the thread."""
         await self._client.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
+
+
+def failed_call(
+    samples: Sequence[reward_pb2.ScoreSample], name: str, seconds: float, error: BaseException
+) -> list[reward_pb2.SampleReward]:
+    """`error` for the samples of a call that raised one of `CALL_FAILURES`: no answer in time, none at all, or a refusal."""
+    match error:
+        case TimeoutError():
+            return failed_results(samples, f"{name} did not respond within {seconds:.1f} s; make it faster", "timeout")
+        case UserCodeError():
+            return failed_results(samples, str(error), "refused")
+    return failed_results(samples, f"{name} failed: {error or type(error).__name__}; check that it runs", "unreachable")
 
 
 def response_bounds(samples: int) -> BodyBounds:

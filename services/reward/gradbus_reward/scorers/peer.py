@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-from gradbus.errors import ScorerError, UserCodeError
+from gradbus.errors import ScorerError
 from gradbus.graders import ScoreResult
 from gradbus.user_services.addresses import AddressPolicy, shown
-from gradbus.user_services.http import FAILURES, HttpClient, HttpRequest
+from gradbus.user_services.http import HttpClient, HttpRequest
 from gradbus.v1 import reward_pb2
 from gradbus_reward.protocols.base import PeerCall, RewardProtocol, rows
-from gradbus_reward.scorers.http import parsed_json, response_bounds
+from gradbus_reward.scorers.http import CALL_FAILURES, failed_call, parsed_json, response_bounds
 from gradbus_reward.scorers.results import complete_results, failed_results
 
 _Made = TypeVar("_Made")
@@ -55,13 +55,8 @@ class PeerScorer:
         try:
             async with asyncio.timeout_at(end), self._places:
                 results = await self._asked(call, seconds)
-        except TimeoutError:
-            return failed_results(call.samples, f"{self._name} did not respond within {seconds:.1f} s; make it faster", "timeout")
-        except FAILURES as error:
-            reason = f"{self._name} failed: {error or type(error).__name__}; check that it runs"
-            return failed_results(call.samples, reason, "unreachable")
-        except UserCodeError as error:
-            return failed_results(call.samples, str(error), "refused")
+        except CALL_FAILURES as error:
+            return failed_call(call.samples, self._name, seconds, error)
         return complete_results(call.samples, [one.message(sample.sample_id) for sample, one in zip(call.samples, results, strict=True)])
 
     async def _asked(self, call: PeerCall, seconds: float) -> Sequence[ScoreResult]:
