@@ -87,9 +87,9 @@ def make(recipe: str, folder: Path) -> None:
 
 
 def spec_of(recipe: str, file: str, folder: Path) -> Json:
-    """The recipe's spec with its twin's changes, and the files of `folder`."""
+    """The recipe's spec with the changes of twins, and the files of `folder`."""
     body: Json = load_spec(HERE / recipe / file)
-    for section, fields in tomllib.loads((HERE / recipe / "twin.toml").read_text()).items():
+    for section, fields in tomllib.loads((HERE / "twin.toml").read_text()).items():
         if section in body:
             body[section] |= fields
     body["trainer"].pop("deepspeed", None)

@@ -15,7 +15,7 @@ from gradbus.plan import Workload, card_of, make_plan
 from gradbus.spec import parse_spec
 
 RECIPES = Path(__file__).parents[3] / "recipes"
-SPECS = sorted(path for path in RECIPES.glob("*/*.toml") if path.name not in {"twin.toml", "layout.toml"})
+SPECS = sorted(path for path in RECIPES.glob("*/*.toml") if path.name != "layout.toml")
 TABLE = re.compile(r"\| `(\S+)` \| (\d+) x (\S+) \| (\S+) \| ([\d,]+) \+ ([\d,]+) \| ([\d.]+) GiB \| ([\d.]+) s \| ([\d.]+) h \|")
 
 
