@@ -7,7 +7,7 @@ from gradbus.telemetry.process import export_process_metrics
 from gradbus.telemetry.setup import export_telemetry
 from gradbus.telemetry.timed_spans import MAX_LINKS, Attributes, Interval, TimedSpan, is_tracing, record
 from gradbus.telemetry.trace_ids import child_of, evaluation_trace, group_trace, is_sampled, start_trace, step_trace
-from gradbus.telemetry.traces import current_traceparent, root_span, span, trace_headers, traceparent_of, under
+from gradbus.telemetry.traces import current_traceparent, root_span, span, trace_headers, under
 from gradbus.telemetry.weights import transport_failed, weights_active, weights_moved, weights_trouble
 
 __all__ = [
@@ -39,7 +39,6 @@ __all__ = [
     "start_trace",
     "step_trace",
     "trace_headers",
-    "traceparent_of",
     "transport_failed",
     "under",
     "weights_active",

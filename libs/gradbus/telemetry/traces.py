@@ -6,7 +6,7 @@ A span is recorded when its block ends, by `gradbus.telemetry.timed_spans`; unti
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
@@ -59,11 +59,6 @@ def trace_headers() -> dict[str, str] | None:
     """The current trace context as message headers; None when there is none."""
     current = current_traceparent()
     return {_HEADER: current} if current else None
-
-
-def traceparent_of(headers: Mapping[str, str] | None) -> str:
-    """The traceparent among a message's headers, or empty."""
-    return headers.get(_HEADER, "") if headers else ""
 
 
 @contextmanager
