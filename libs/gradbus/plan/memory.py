@@ -47,15 +47,22 @@ class Bill:
 
     spec: RunSpec
     config: ModelConfig
+    size: ModelSize
+    """Of the model."""
     workload: Workload
-    process: ProcessMemory = ON_GPU
+    process: ProcessMemory
     ranks: int = 1
     """Cards of the trainer."""
 
+    @classmethod
+    def of(cls, spec: RunSpec, config: ModelConfig, workload: Workload, process: ProcessMemory = ON_GPU) -> Bill:
+        """With one card for the trainer."""
+        return cls(spec, config, ModelSize.of(config), workload, process)
+
     @property
-    def size(self) -> ModelSize:
-        """Of the model."""
-        return ModelSize.of(self.config)
+    def version_width(self) -> int:
+        """Bytes of an element of a published version."""
+        return _WIDTH[self.spec.version_dtype]
 
     @property
     def trained(self) -> int:
@@ -163,7 +170,7 @@ class Bill:
     def _engine(self) -> Iterator[Part]:
         rollout, size = self.spec.rollout, self.size
         embedded = rollout.traits.embedded
-        width = _FLOAT if embedded and self.spec.trainer.lora is not None else _WIDTH[self.spec.version_dtype]
+        width = _FLOAT if embedded and self.spec.trainer.lora is not None else self.version_width
         longest = min(self.config.context_length, self.workload.prompt + self.spec.max_drawn_tokens)
         length = -(-longest // _EMBEDDED_STEP) * _EMBEDDED_STEP if embedded else self.workload.prompt + self.workload.response
         yield Part("weights", width * size.parameters)

@@ -8,9 +8,6 @@ from math import prod
 from gradbus.formats.model_config import ModelConfig, tensor_shapes
 from gradbus.spec import LoraSpec
 
-_DENSE_SHARE_OF_INPUT = 2
-"""Copies of a token that its experts' outputs need beside those that go in: the outputs, and the outputs in the tokens' order."""
-
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
@@ -86,7 +83,8 @@ def kept_by_layer(config: ModelConfig, layer: int) -> int:
     experts = config.experts_of(layer)
     if experts is None:
         return kept + 3 * config.intermediate_size
-    chosen = experts.chosen * ((1 + _DENSE_SHARE_OF_INPUT) * hidden + 5 * experts.width)
+    # Of hidden states: what goes in, what comes out, and that again in the tokens' order.
+    chosen = experts.chosen * (3 * hidden + 5 * experts.width)
     return kept + chosen + 3 * experts.shared_width + hidden
 
 

@@ -79,7 +79,7 @@ class Plan:
 
 def make_plan(spec: RunSpec, config: ModelConfig, workload: Workload, card: Card, cards: int = 1) -> Plan:
     """The plan for `cards` of one kind; every placement that the spec allows is tried."""
-    bill = Bill(spec, config, workload, card.process)
+    bill = Bill.of(spec, config, workload, card.process)
     divisions = sorted(_divisions(bill, card, cards), key=lambda division: (not division.fits, division.times.step))
     if divisions:
         bill = replace(bill, ranks=divisions[0].trainers)

@@ -45,8 +45,8 @@ class StepTimes:
 
 def step_times(bill: Bill, card: Card, rollouts: int, placement: str) -> StepTimes:
     """Of a run with so many cards for rollouts, and the bill's for the trainer."""
-    spec, version = bill.spec, bill.trained * _width(bill)
-    moved = 12 * bill.trained + _width(bill) * bill.size.parameters
+    spec, version = bill.spec, bill.trained * bill.version_width
+    moved = 12 * bill.trained + bill.version_width * bill.size.parameters
     return StepTimes(
         generate=0.0 if spec.trains_given else _generate(bill, card, rollouts),
         train=_train(bill, card) / speed_of_ranks(bill.ranks),
@@ -82,7 +82,7 @@ def _generate(bill: Bill, card: Card, rollouts: int) -> float:
     """Of the card with most samples: a response's tokens come one after the other, so more cards only make its batches smaller."""
     spec, size, workload = bill.spec, bill.size, bill.workload
     samples = math.ceil(spec.samples_per_step / rollouts)
-    rows, width = min(spec.rollout.slots, samples), _width(bill)
+    rows, width = min(spec.rollout.slots, samples), bill.version_width
     cached = size.cached * rows * (workload.prompt + workload.response / 2)
     moved = width * (size.read_by(rows) + size.embedding + cached)
     product = _product(bill, card)
@@ -90,10 +90,6 @@ def _generate(bill: Bill, card: Card, rollouts: int) -> float:
     decode_step = max(moved / (card.shares.copy * card.bandwidth), operations / product) + card.shares.layer_seconds * size.layers
     prompts = 2.0 * size.active * math.ceil(spec.schedule.groups_per_step / rollouts) * workload.prompt
     return math.ceil(samples / rows) * workload.response * decode_step + prompts / (card.shares.prefill * product)
-
-
-def _width(bill: Bill) -> int:
-    return 4 if bill.spec.version_dtype == "fp32" else 2
 
 
 def _product(bill: Bill, card: Card) -> float:

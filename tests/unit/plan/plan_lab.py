@@ -1,25 +1,20 @@
 """Models by their config.json alone, and specs."""
 
 import json
+from pathlib import Path
 
 from gradbus.formats.model_config import read_model_config
 from gradbus.spec import RunSpec
 
-SIZES = {
-    "model_type": "qwen2",
-    "architectures": ["Qwen2ForCausalLM"],
-    "hidden_act": "silu",
-    "vocab_size": 151_936,
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32_768,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": True,
-}
-"""Qwen2.5-0.5B's."""
+MODELS = Path(__file__).parents[3] / "recipes/models"
+
+
+def stated(model):
+    """What a recipe's model has in its config.json."""
+    return json.loads((MODELS / model / "config.json").read_text())
+
+
+SIZES = stated("qwen2.5-0.5b")
 
 
 def model_config(folder, **fields):

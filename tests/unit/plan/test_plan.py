@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from plan_lab import model_config, run_spec
+from plan_lab import model_config, run_spec, stated
 
 from gradbus.errors import SettingsError
 from gradbus.plan import CARDS, ModelSize, Workload, card_of, make_plan
@@ -16,16 +16,7 @@ from gradbus.plan.times import speed_of_ranks, step_times, training_operations
 MEASURED = json.loads((Path(__file__).parents[3] / "benchmarks/results/gpu_check_h100.json").read_text())
 ONE_MICRO_BATCH = {"micro_batch_tokens": 1 << 15, "dtype": "bf16"}
 """The trainer of `make gpu-check`."""
-LARGER = {
-    "model_type": "qwen3",
-    "architectures": ["Qwen3ForCausalLM"],
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-}
+LARGER = stated("qwen3-1.7b")
 EXPERTS = LARGER | {
     "model_type": "qwen3_moe",
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -47,7 +38,7 @@ def measured(name):
 def checked(folder, model, **trainer):
     """The bill of the steps that `make gpu-check` makes: eight groups of eight, 512 tokens and 192."""
     spec = run_spec(trainer=ONE_MICRO_BATCH | trainer, rollout={"max_new_tokens": 192}, schedule={"steps": 10, "groups_per_step": 8})
-    return Bill(spec, model_config(folder, **model), Workload(512, 192))
+    return Bill.of(spec, model_config(folder, **model), Workload(512, 192))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +71,7 @@ def test_the_time_of_a_step_is_what_an_h100_measured(tmp_path, name, model, trai
 def test_the_time_of_decoding_is_what_an_h100_measured(tmp_path, name, model, slots):
     """Contexts of about 1,000 tokens, the prompt's share taken away."""
     spec = run_spec(trainer={"dtype": "bf16"}, rollout={"slots": slots, "group_size": 8, "max_new_tokens": 64}, schedule={"steps": 1})
-    bill, other = (Bill(spec, model_config(tmp_path, **model), Workload(968, drawn)) for drawn in (64, 32))
+    bill, other = (Bill.of(spec, model_config(tmp_path, **model), Workload(968, drawn)) for drawn in (64, 32))
     card = card_of("h100")
     seconds = step_times(bill, card, 1, "separate").generate - step_times(other, card, 1, "separate").generate
     assert spec.samples_per_step * 32 / seconds == pytest.approx(measured(f"{name}: decoding"), rel=0.15)
@@ -134,13 +125,13 @@ def test_gradients_and_activations_are_there_at_once_only_with_several_micro_bat
 
 def test_a_full_critic_and_a_reference_are_billed(tmp_path):
     config = model_config(tmp_path)
-    ppo = Bill(run_spec(algorithm={"name": "ppo"}), config, Workload(256, 64))
+    ppo = Bill.of(run_spec(algorithm={"name": "ppo"}), config, Workload(256, 64))
     assert any(part.name.startswith("critic") for part in ppo.trainer.parts)
-    assert Bill(run_spec(), config, Workload(256, 64)).reference is None
-    found = Bill(run_spec(algorithm={"kl": 0.1}), config, Workload(256, 64)).reference
+    assert Bill.of(run_spec(), config, Workload(256, 64)).reference is None
+    found = Bill.of(run_spec(algorithm={"kl": 0.1}), config, Workload(256, 64)).reference
     assert found is not None
     assert found.bytes > 4 * ModelSize.of(config).parameters
-    assert Bill(run_spec(algorithm={"kl": 0.1}, trainer={"lora": {}}), config, Workload(256, 64)).reference is None
+    assert Bill.of(run_spec(algorithm={"kl": 0.1}, trainer={"lora": {}}), config, Workload(256, 64)).reference is None
 
 
 def test_one_card_is_shared_or_used_in_turns(tmp_path):
@@ -189,7 +180,7 @@ def test_a_step_of_many_samples_reads_nearly_all_experts(tmp_path):
 
 def test_more_cards_do_not_make_a_response_shorter(tmp_path):
     spec = run_spec(rollout={"slots": 256, "max_new_tokens": 512}, trainer={"dtype": "bf16"})
-    bill, card = Bill(spec, model_config(tmp_path, **LARGER), Workload(256, 512)), card_of("h100")
+    bill, card = Bill.of(spec, model_config(tmp_path, **LARGER), Workload(256, 512)), card_of("h100")
     seconds = [step_times(bill, card, rollouts, "separate").generate for rollouts in (1, 8, 16, 256)]
     assert seconds == sorted(seconds, reverse=True)
     weights = 2 * (bill.size.active + bill.size.embedding) / (0.88 * card.bandwidth)
@@ -207,13 +198,13 @@ def test_a_run_on_given_responses_has_no_engine(tmp_path):
 @pytest.mark.parametrize(("kind", "responses"), [("sft", 1), ("dpo", 2), ("kto", 2), ("reward_model", 2)])
 def test_a_row_of_given_responses_is_a_group(tmp_path, kind, responses):
     spec = run_spec(kind=kind, reward={}, schedule={"steps": 10, "groups_per_step": 4})
-    bill = Bill(spec, model_config(tmp_path), Workload.of(spec, 100, 900))
+    bill = Bill.of(spec, model_config(tmp_path), Workload.of(spec, 100, 900))
     assert bill.step_tokens == 4 * (100 + responses * 900)
     assert (bill.reference is not None) == (kind in {"dpo", "kto"})
 
 
 def test_a_reward_model_has_no_head_to_speak_of(tmp_path):
-    bills = [Bill(run_spec(kind=kind, reward={}), model_config(tmp_path), Workload(256, 256)) for kind in ("dpo", "reward_model")]
+    bills = [Bill.of(run_spec(kind=kind, reward={}), model_config(tmp_path), Workload(256, 256)) for kind in ("dpo", "reward_model")]
     assert training_operations(bills[1]) < training_operations(bills[0])
     assert bills[1].trainer.bytes < bills[0].trainer.bytes
 

@@ -89,7 +89,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield ""
     yield f"{plan.cards} x {card.name}"
     if not plan.divisions:
-        yield "   too few cards: trainer, engine and reference service have one each"
+        yield "   too few cards: trainer and engine have one each"
     shown = {division.placement: division for division in reversed(plan.divisions)}
     yield from (f"   {_division(division)}" for division in plan.divisions if shown[division.placement] is division)
     if plan.changes:
