@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, Field, TypeAdapter
 
+from gradbus.aio.ordered_process import answer_of
 from gradbus.datasets.parquet import is_parquet
 from gradbus.datasets.prepare import DatasetFile, DatasetInfo, RowPlan, write_rows
 from gradbus.datasets.prompts import write_prompts
@@ -94,31 +94,13 @@ async def done(work: Work, seconds: float) -> DatasetInfo:
 
 
 async def _in_process(work: Work, seconds: float) -> Outcome:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "gradbus.datasets.process"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        env={**{name: os.environ[name] for name in _KEPT if name in os.environ}, **_VARIABLES},
-    )
-    assert process.stdin is not None  # noqa: S101 - they are pipes
-    assert process.stdout is not None  # noqa: S101
+    environment = {**{name: os.environ[name] for name in _KEPT if name in os.environ}, **_VARIABLES}
     try:
-        async with asyncio.timeout(seconds):
-            # The pipe stays open: its end tells the process that this one is gone.
-            process.stdin.write(work.model_dump_json().encode() + b"\n")
-            answer = await process.stdout.read()
-            await process.wait()
+        answer = await answer_of("gradbus.datasets.process", work.model_dump_json().encode(), environment, seconds)
     except TimeoutError:
         advice = "give a smaller one, or Parquet with smaller row groups"
         raise PassEndedError(f"reading the dataset took longer than {seconds:g} s; {advice}") from None
-    except ConnectionError:
-        answer = b""
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    if not answer:
+    if not answer.content:
         advice = "it may be corrupt, or a part of it much larger than its file; write it again with smaller row groups"
-        raise PassEndedError(f"the process that read the dataset ended with status {process.returncode}; {advice}")
-    return Outcome.model_validate_json(answer)
+        raise PassEndedError(f"the process that read the dataset ended with status {answer.status}; {advice}")
+    return Outcome.model_validate_json(answer.content)

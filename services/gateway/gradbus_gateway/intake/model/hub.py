@@ -6,13 +6,13 @@ import asyncio
 import json
 import os
 import re
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
 
+from gradbus.aio.ordered_process import answer_of
 from gradbus.errors import Fault, SpecError
 from gradbus.objects.folder import partial_folder
 from gradbus_gateway.intake.check_turns import in_turn
@@ -20,6 +20,7 @@ from gradbus_gateway.settings import GatewaySettings
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _MAX_DOWNLOADS: Final = 2
+_DOWNLOAD: Final = "gradbus_gateway.intake.model.hub_download"
 _VARIABLES: Final = (
     "HF_ENDPOINT",
     "HF_HOME",
@@ -75,30 +76,12 @@ class Hub:
         """Why the download failed, or nothing."""
         most = self._settings.max_model_bytes
         order = {"hub_id": hub_id, "revision": revision, "folder": str(folder), "max_bytes": most, "kind": kind}
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "gradbus_gateway.intake.model.hub_download"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env=self._environment(folder),
-        )
-        assert process.stdin is not None  # noqa: S101 - they are pipes
-        assert process.stdout is not None  # noqa: S101
+        seconds = self._settings.max_hub_seconds
         try:
-            async with asyncio.timeout(self._settings.max_hub_seconds):
-                # The order's pipe stays open: its end tells the process that the gateway is gone.
-                process.stdin.write(json.dumps(order).encode() + b"\n")
-                answer = await process.stdout.read()
-                await process.wait()
+            answer = await answer_of(_DOWNLOAD, json.dumps(order).encode(), self._environment(folder), seconds)
         except TimeoutError:
-            return f"it took longer than {self._settings.max_hub_seconds:g} s (GRADBUS_MAX_HUB_SECONDS)"
-        except ConnectionError:
-            answer = b""
-        finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
-        return "" if process.returncode == 0 else answer.decode(errors="replace").strip() or "the download ended without a reason"
+            return f"it took longer than {seconds:g} s (GRADBUS_MAX_HUB_SECONDS)"
+        return "" if answer.status == 0 else answer.content.decode(errors="replace").strip() or "the download ended without a reason"
 
     def _environment(self, folder: Path) -> dict[str, str]:
         given = {name: value for name in _VARIABLES if (value := os.environ.get(name))}
