@@ -1,6 +1,7 @@
 """What a command in a sandbox tries, and what comes of it. None succeeds, and afterwards everything outside is as before."""
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import re
@@ -187,6 +188,15 @@ ATTEMPTS = {
 EVERY_SECOND = [pytest.param(name, marks=pytest.mark.slow if at % 2 else ()) for at, name in enumerate(ATTEMPTS)]
 
 
+def open_descriptors():
+    """Number and target (for a socket or pipe, its inode) of each descriptor of this process."""
+    found = set()
+    for path in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            found.add((path.name, os.readlink(path)))
+    return found
+
+
 @dataclasses.dataclass
 class Host:
     """What a command must not reach, on the machine of the test."""
@@ -205,13 +215,21 @@ class Host:
     def state(self):
         files = {path: (path.read_bytes(), path.stat().st_mtime_ns, path.stat().st_mode) for path in self.folder.iterdir()}
         left = [path for folder in ("/tmp", "/dev/shm") for path in Path(folder).glob(f"*{self.name}*")]
-        return files, left, self.processes(), len(os.listdir("/proc/self/fd"))
+        return files, left, self.processes()
 
     def processes(self):
         """Those that still run the command, wherever they are, and the test's own children."""
         processes = psutil.process_iter(["cmdline"])
         found = [one.pid for one in processes if any(self.name in part for part in one.info["cmdline"] or ())]
         return found, [child.pid for child in psutil.Process().children(recursive=True) if child.pid not in self.others]
+
+    @contextlib.contextmanager
+    def unchanged(self):
+        """Everything outside is as before the block; descriptors of tests before this one may be closed in it."""
+        state, descriptors = self.state(), open_descriptors()
+        yield
+        assert self.state() == state
+        assert open_descriptors() <= descriptors
 
     async def until(self, holds):
         """Waits until it holds of those that run the command."""
@@ -237,12 +255,11 @@ def host(monkeypatch):
 @pytest.mark.parametrize("attempt", EVERY_SECOND)
 async def test_an_attempt_fails_and_everything_outside_is_as_before(host, attempt):
     code, expected = ATTEMPTS[attempt]
-    before = host.state()
-    outcome = await run_command(host.command(code, seconds=5), "namespaces")
+    with host.unchanged():
+        outcome = await run_command(host.command(code, seconds=5), "namespaces")
     assert (outcome.end, b"ESCAPED" in outcome.stdout) == ("exited", False), outcome
     assert outcome.code != 0
     assert re.search(expected, outcome.stderr.decode()), outcome.stderr.decode()
-    assert host.state() == before
     with pytest.raises(BlockingIOError):
         host.listener.accept()
 
@@ -250,11 +267,10 @@ async def test_an_attempt_fails_and_everything_outside_is_as_before(host, attemp
 @pytest.mark.parametrize("attempt", ENDS)
 async def test_what_has_no_end_is_ended_and_nothing_is_left(host, attempt):
     code, end = ENDS[attempt]
-    before = host.state()
-    outcome = await run_command(host.command(code, seconds=0.1, keep=True), "namespaces")
+    with host.unchanged():
+        outcome = await run_command(host.command(code, seconds=0.1, keep=True), "namespaces")
     assert (outcome.end, outcome.files) == (end, {}), outcome.end
     assert len(outcome.stdout) <= 1 << 18
-    assert host.state() == before
 
 
 async def test_links_and_pipes_are_not_followed_when_files_are_given_back(host):
