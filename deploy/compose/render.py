@@ -21,6 +21,7 @@ BUCKET = "bucket"
 BASE = ("GRADBUS_SECRETS_DIR", "GRADBUS_HEALTH", "GRADBUS_CACHE_DIR", "GRADBUS_TLS_DIR", "GRPC_VERBOSITY", "TORCH_CPP_LOG_LEVEL")
 
 TRACE = {"GRADBUS_TRACE_STEPS": "${TRACE_STEPS:-1.0}", "GRADBUS_TRACE_STEP_SECONDS": "${TRACE_STEP_SECONDS:-1.0}"}
+TEXTS = {"GRADBUS_TRACE_TEXTS": "${TRACE_TEXTS:-false}"}
 REWARDS = {
     "GRADBUS_REWARD_SERVICE": "${REWARD_SERVICE:-}",
     "GRADBUS_ALLOWED_HOSTS": '${REWARD_HOSTS:-["example-reward", "example-reward-http"]}',
@@ -102,7 +103,7 @@ CONTAINERS = {
     "reference": Container("reference", "${REFERENCE_MEMORY:-4g}", extra=("scale: ${CPU_WORKERS:-1}",)),
     "conductor": Container("conductor", "${CONDUCTOR_MEMORY:-2g}", {"GRADBUS_TRACE_GROUPS": "${TRACE_GROUPS:-0.01}"}, cache="datasets"),
     "trainer": Container("trainer", "${TRAINER_MEMORY:-8g}", TRACE, extra=("scale: ${CPU_WORKERS:-1}",)),
-    "rollout": Container("rollout", "${ROLLOUT_MEMORY:-8g}", extra=("scale: ${CPU_WORKERS:-1}",)),
+    "rollout": Container("rollout", "${ROLLOUT_MEMORY:-8g}", TEXTS, extra=("scale: ${CPU_WORKERS:-1}",)),
     "reference-gpu": Container(
         "reference",
         "${REFERENCE_MEMORY:-16g}",
@@ -125,7 +126,8 @@ CONTAINERS = {
     "rollout-gpu": Container(
         "rollout",
         "${ROLLOUT_MEMORY:-64g}",
-        {"GRADBUS_DEVICE": "cuda", "GRADBUS_DEVICE_NAME": f"gpu-${{ROLLOUT_GPU:-{ONE_CARD}}}"}
+        TEXTS
+        | {"GRADBUS_DEVICE": "cuda", "GRADBUS_DEVICE_NAME": f"gpu-${{ROLLOUT_GPU:-{ONE_CARD}}}"}
         | BROADCAST
         | {"GRADBUS_BROADCAST_HOST": "rollout-gpu", "GRADBUS_SGLANG_ARGUMENTS": SHARED_CARD},
         gpu=f"${{ROLLOUT_GPU:-{ONE_CARD}}}",

@@ -93,13 +93,14 @@ class Bench:
             raise LoadError(f"{run_id} is {run['state']}: {run['reason']}")
         return run
 
-    async def trains(self, run_id: str, seconds: float) -> None:
-        """Waits until the run has trained a step. Raises LoadError when it ends before."""
+    async def trains(self, run_id: str, seconds: float, steps: int = 1) -> Json:
+        """Waits until the run has trained so many steps; returns it. Raises LoadError when it ends before."""
         deadline = time.monotonic() + seconds
-        while not (run := await asyncio.to_thread(self.client.run, run_id))["progress"]["step"]:
+        while (run := await asyncio.to_thread(self.client.run, run_id))["progress"]["step"] < steps:
             if run["state"] in FINAL_STATES or time.monotonic() > deadline:
-                raise LoadError(f"{run_id} is {run['state']} and has taken no step: {run['reason']}{run['waiting_for']}")
+                raise LoadError(f"{run_id} is {run['state']} before step {steps}: {run['reason']}{run['waiting_for']}")
             await asyncio.sleep(_POLL_SECONDS)
+        return run
 
     async def steps(self, run_id: str) -> list[Json]:
         """The trainer's metrics event of each step, in order, with `at`, its time in seconds, and `event`, its id."""

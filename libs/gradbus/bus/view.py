@@ -23,10 +23,10 @@ from gradbus.telemetry import get_logger
 _log = get_logger(__name__)
 
 RESYNC_SECONDS = 2.0
-"""A watch may end without an error (a lost connection, a bucket that was made again): every view reads again this often."""
-_SMALL_KEYS: Final = 64
-"""A view of fewer keys is read as a whole each time; of a larger view only changes are read, and everything this often:"""
+"""A watch may end without an error (a lost connection, a bucket that was made again): every view asks this often whether its own still
+delivers, and reads again if it does not, or if keys expire, which no watch reports."""
 _FULL_READ_SECONDS: Final = 600.0
+"""Every view reads everything this often, in case that it missed a change in a way nobody thought of."""
 _FULL_READ_SHARE: Final = 0.01
 """Share of a view's time that may be spent on reading everything: a bucket that takes longer is read as a whole less often."""
 _RESYNC_SHARE: Final = 0.05
@@ -104,7 +104,7 @@ class View:
     async def read(self) -> None:
         """Reads the bucket once, for a view without `follow`. Raises GradbusError when the server stops answering."""
         after = await self._unchanged_up_to()
-        async with _watching(self._jetstream, self._bucket, self._pattern, after) as watch:
+        async with _watching(self._jetstream, self._bucket, self._pattern, after) as (watch, _):
             await self._fill(watch, after)
 
     async def follow(self) -> None:
@@ -120,16 +120,19 @@ class View:
         clock = asyncio.get_running_loop().time
         began = clock()
         after = await self._unchanged_up_to()
-        async with _watching(self._jetstream, self._bucket, self._pattern, after) as watch:
+        async with _watching(self._jetstream, self._bucket, self._pattern, after) as (watch, subscription):
             await self._fill(watch, after)
-            pause = min((clock() - began) / _RESYNC_SHARE, _MAX_RESYNC_SECONDS)
-            deadline = clock() + max(RESYNC_SECONDS, pause)
-            while (left := deadline - clock()) > 0 and (changes := await watch.next(left)):
-                self._apply(changes)
+            pause = max(RESYNC_SECONDS, min((clock() - began) / _RESYNC_SHARE, _MAX_RESYNC_SECONDS))
+            while True:
+                deadline = clock() + pause
+                while (left := deadline - clock()) > 0 and (changes := await watch.next(left)):
+                    self._apply(changes)
+                if self._expires or clock() > self._full_read_due or not watch.is_whole(await subscription.consumer_info()):
+                    return
 
     async def _unchanged_up_to(self) -> int:
         """Sequence after which to read changes; 0 to read everything."""
-        if self._expires or len(self._entries) < _SMALL_KEYS:
+        if self._expires or not self._newest:
             return 0
         info = await self._jetstream.stream_info(f"KV_{self._bucket}")
         is_known = info.created == self._created and info.state.last_seq >= self._newest
@@ -179,6 +182,10 @@ class _Watch:
         self.expected = 0
         """Messages that the server had for the consumer when it was asked."""
 
+    def is_whole(self, consumer: ConsumerInfo) -> bool:
+        """Whether the server has nothing more for the consumer, and all that it sent has arrived."""
+        return not consumer.num_pending and _delivered(consumer) == self._received + len(self._messages)
+
     async def take(self, message: Msg) -> None:
         """Takes a message from the connection; waiting for each of many messages would be most of the work."""
         self._messages.append(message)
@@ -217,7 +224,9 @@ class _Watch:
 
 
 @asynccontextmanager
-async def _watching(jetstream: JetStreamContext, bucket: str, pattern: str, after: int) -> AsyncIterator[_Watch]:
+async def _watching(
+    jetstream: JetStreamContext, bucket: str, pattern: str, after: int
+) -> AsyncIterator[tuple[_Watch, JetStreamContext.PushSubscription]]:
     prefix = f"$KV.{bucket}."
     if after:
         config = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=after + 1)
@@ -234,12 +243,17 @@ async def _watching(jetstream: JetStreamContext, bucket: str, pattern: str, afte
     )
     try:
         # The answer may overtake messages: count delivered ones too, not only pending ones.
-        info: ConsumerInfo = await subscription.consumer_info()
-        watch.expected = (info.num_pending or 0) + (info.delivered.consumer_seq if info.delivered else 0)
-        yield watch
+        consumer = await subscription.consumer_info()
+        watch.expected = (consumer.num_pending or 0) + _delivered(consumer)
+        yield watch, subscription
     finally:
         with contextlib.suppress(NatsError):  # on a lost connection; raised, it would take the place of a cancellation
             await subscription.unsubscribe()
+
+
+def _delivered(consumer: ConsumerInfo) -> int:
+    """Messages that the server sent to the consumer, arrived or not."""
+    return consumer.delivered.consumer_seq or 0 if consumer.delivered else 0
 
 
 def _is_removal(message: Msg) -> bool:

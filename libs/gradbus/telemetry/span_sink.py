@@ -12,11 +12,13 @@ from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 
+from gradbus.telemetry.registry.spans import SPANS
 from gradbus.telemetry.timed_spans import TimedSpan, context_of, links_to
 
 _SCOPE = InstrumentationScope("gradbus")
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _OK = Status()
+_KINDS = {entry.name: {"openinference.span.kind": entry.kind} for entry in SPANS if entry.kind}
 
 
 class SpanSink:
@@ -39,7 +41,7 @@ class SpanSink:
             context=context,
             parent=parent,
             resource=self._resource,
-            attributes=span.attributes,
+            attributes={**span.attributes, **kind} if (kind := _KINDS.get(span.name)) else span.attributes,
             links=links_to(span.links),
             kind=span.kind,
             status=Status(StatusCode.ERROR, span.error) if span.error else _OK,

@@ -157,7 +157,17 @@ class RolloutService:
         async with versions.followed(), self._receiving(record):
             with export_metrics(run_metrics(record.run_id)) as metrics:
                 sampler = self._sampler(record, prepared)
-                parts = WorkerParts(self._clients.bus, groups, engine, versions, sampler, self._clients.heartbeat, metrics, prepared.lease)
+                parts = WorkerParts(
+                    self._clients.bus,
+                    groups,
+                    engine,
+                    versions,
+                    sampler,
+                    self._clients.heartbeat,
+                    metrics,
+                    prepared.lease,
+                    self._settings.trace_texts,
+                )
                 await RolloutWorker(record, parts).serve()
 
     def _sampler(self, record: RunRecord, prepared: _Prepared) -> TaskSampler:

@@ -17,6 +17,10 @@ class Settings(ProcessSettings):
     device_name: str = Field(
         "", description="Name of the device for `rollout.placement`, the same for trainer and rollout; empty: machine and device."
     )
+    trace_texts: bool = Field(
+        default=False,
+        description="Whether the spans of traced groups carry prompts and answers: whoever reads the traces then reads these too.",
+    )
     engine_progress_seconds: float = Field(
         120.0, gt=0, description="How long an engine with work may make no progress; then the worker ends."
     )

@@ -52,6 +52,8 @@ class WorkerParts:
     metrics: Metrics
     lease: DeviceLease | None = None
     """Of a device that a trainer uses in turns with this worker."""
+    trace_texts: bool = False
+    """Whether spans carry prompts and answers."""
 
 
 class RolloutWorker:
@@ -214,6 +216,7 @@ class RolloutWorker:
         task = delivery.task
         with self._busy, recorded(delivery, {"gradbus.run.id": self._run_id}) as times:
             groups = await self._parts.sampler.sample(task, times)
+            times.groups = groups if self._parts.trace_texts else ()
             await self._publisher.publish(task, groups)
         if groups and task.kind == TaskKind.TASK_KIND_TRAIN:
             self._parts.heartbeat.progressed(max(group.index for group in groups))

@@ -139,6 +139,7 @@ async def test_a_view_outlives_whatever_breaks_its_watch(bucket, unique, monkeyp
     async with bucket.view(f"{unique}.*") as view:
         with monkeypatch.context() as patch:
             patch.setattr(view, "_jetstream", None)  # a fault that nobody thought of
+            patch.setattr(view_module._Watch, "is_whole", None)
             await asyncio.sleep(RESYNC_SECONDS + 0.5)
         await bucket.put(f"{unique}.spec", b"1")
         await until(view, lambda: view.get(f"{unique}.spec") == b"1")
@@ -175,6 +176,50 @@ async def test_a_view_recovers_when_its_consumer_is_removed(own_bus):
             await own_bus.jetstream.delete_consumer("KV_runs", consumer.name)
         await bucket.put("run.spec", b"1")
         await until(view, lambda: view.get("run.spec") == b"1")
+
+
+async def test_a_watch_that_delivers_is_kept_and_asked_alone(own_bus, eventually, monkeypatch):
+    monkeypatch.setattr(view_module, "RESYNC_SECONDS", 0.02)
+    is_whole, answers = view_module._Watch.is_whole, []
+
+    def noted(*asked):
+        answers.append(is_whole(*asked))
+        return answers[-1]
+
+    monkeypatch.setattr(view_module._Watch, "is_whole", noted)
+    bucket = await own_bus.bucket(Buckets.RUNS)
+    await bucket.put("run.spec", b"1")
+
+    async def were_asked():
+        return len(answers) >= 10
+
+    async with bucket.view() as view:
+        (first,) = await own_bus.jetstream.consumers_info("KV_runs")
+        await bucket.put("run.spec", b"2")
+        await eventually(were_asked)
+        (last,) = await own_bus.jetstream.consumers_info("KV_runs")
+        assert view.get("run.spec") == b"2"
+    assert first.name == last.name
+    assert all(answers)
+
+
+async def test_a_change_that_was_lost_last_is_found_by_asking(own_bus, monkeypatch):
+    monkeypatch.setattr(view_module, "RESYNC_SECONDS", 0.05)
+    bucket = await own_bus.bucket(Buckets.RUNS)
+    process = Client._process_msg
+    lost = []
+
+    async def processed(client, sid, subject, *rest):
+        if subject.endswith(b".lost") and not lost:
+            lost.append(subject)
+        else:
+            await process(client, sid, subject, *rest)
+
+    async with bucket.view() as view:
+        monkeypatch.setattr(Client, "_process_msg", processed)
+        await bucket.put("run.lost", b"1")
+        await until(view, lambda: dict(view.entries) == {"run.lost": b"1"})
+    assert lost
 
 
 async def test_a_view_ends_at_one_cancellation_though_its_connection_is_lost(own_nats):

@@ -5,8 +5,10 @@ from opentelemetry.trace import SpanKind
 
 from gradbus.bus import Delivery
 from gradbus.telemetry import group_trace, is_sampled
+from gradbus.v1.episode_pb2 import Episode, Message, Turn
 from gradbus.v1.group_pb2 import Group, LogEntry, Verdict
 from gradbus.v1.reward_pb2 import ScoreSample
+from gradbus.v1.sample_pb2 import Sample
 from gradbus.v1.task_pb2 import GroupTask, Task
 from gradbus_conductor.groups.traces import GroupTraces
 from gradbus_reward.scorers.telemetry import grade_spans
@@ -174,6 +176,30 @@ def test_turns_of_episodes_say_how_long_their_environment_took(finished_spans):
     assert second.attributes["gen_ai.usage.output_tokens"] == 6
     assert tuple(second.attributes["gen_ai.response.finish_reasons"]) == ("length",)
     assert second.attributes["gradbus.run.id"] == "run"
+
+
+def test_spans_carry_texts_where_the_worker_gives_them(finished_spans):
+    task = dispatched(GroupTraces("run", 1.0), 1, 2)
+    with generation_recorded(Delivery(task, 5), RUN) as times:
+        played = [GroupCompletion(key, (completion(None), completion((150, 300)))) for key in "12"]
+        turns = [TurnTimes(100, 120, 150, 3, "stop"), TurnTimes(150, 190, 200, 6, "length")]
+        times.mark_sampled(played, [[[], turns], [[], turns]])
+        said = [Turn(text="look", messages=[Message(content="it is"), Message(content="dark")]), Turn(text="x" * 40_000)]
+        samples = [Sample(), Sample(text="look and see", episode=Episode(turns=said))]
+        times.groups = [Group(index=2, prompt_text="where?", samples=samples)]  # another worker took over the first one
+    texts = [
+        (span.name, span.attributes.get("input.value"), span.attributes.get("output.value"))
+        for span in finished_spans()
+        if span.name in {"sample", "turn"}
+    ]
+    assert texts == [
+        ("sample", None, None),
+        ("turn", None, None),
+        ("turn", None, None),
+        ("sample", "where?", "look and see"),
+        ("turn", "where?", "look"),
+        ("turn", "it is\ndark", "x" * 32_768),
+    ]
 
 
 def test_an_engine_without_times_leaves_out_the_sample_spans(finished_spans):

@@ -14,7 +14,7 @@ import pytest
 from gradbus.cli.options import connect
 from gradbus.errors import StackError
 
-RUN_VERBS = ["run", "runs", "show", "samples", "events", "pause", "resume", "cancel", "delete", "export", "lineage", "open"]
+RUN_VERBS = ["run", "runs", "show", "samples", "events", "pause", "resume", "cancel", "delete", "export", "lineage", "advise", "open"]
 VERBS = ["up", "down", "status", *RUN_VERBS, "keys create", "keys list", "keys revoke"]
 HEAVY = {"torch", "transformers", "grpc", "nats", "redis", "fastapi", "httpx2", "obstore", "pydantic", "opentelemetry"}
 

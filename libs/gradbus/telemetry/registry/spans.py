@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 _RUN = ("gradbus.run.id",)
 _GROUP = (*_RUN, "gradbus.group.index")
@@ -10,12 +11,15 @@ _STEP = (*_RUN, "gradbus.step", "gradbus.term")
 _RPC = ("rpc.system.name", "rpc.method")
 _MESSAGE = ("messaging.message.id", "gradbus.policy.version")
 _SEND = ("messaging.system", "messaging.operation.type", "messaging.operation.name", "messaging.destination.template")
+_TEXTS = ("input.value", "output.value")
+"""Only with GRADBUS_TRACE_TEXTS; names of OpenInference."""
 _SAMPLED = ("gen_ai.operation.name", "gen_ai.usage.output_tokens", "gen_ai.response.finish_reasons")
 _PEER = ("server.address", "server.port")
 _REWARDS = ("gradbus.rewards", "gradbus.reward.part.*")
 _AGENT = (*_RUN, "gradbus.episode.id", "gradbus.attempt")
 _CALLERS = ("conductor", "rollout", "trainer")
 _SERVERS = ("reward", "environment", "agent", "reference", "weight_store")
+OpenInferenceKind = Literal["", "CHAIN", "LLM", "AGENT", "EVALUATOR"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,8 @@ class SpanEntry:
     attributes: tuple[str, ...]
     """All attributes that it may carry; `*` matches anything."""
     meaning: str
+    kind: OpenInferenceKind = ""
+    """`openinference.span.kind`, by which Phoenix, Langfuse and others show spans of language models; empty: none."""
 
 
 SPANS = (
@@ -38,6 +44,7 @@ SPANS = (
         ("conductor",),
         (*_GROUP, "gradbus.evaluation.version", "gradbus.verdict", "gradbus.reason"),
         "A group from its first dispatch to the log, or a held-out row from its dispatch to its result. First span of the trace.",
+        "CHAIN",
     ),
     SpanEntry(
         "send prompts.*",
@@ -45,21 +52,29 @@ SPANS = (
         (*_SEND, *_MESSAGE, "messaging.batch.message_count"),
         "A task with the group is published to the queue; one span for each dispatch.",
     ),
-    SpanEntry("generate", ("rollout",), (*_GROUP, *_MESSAGE), "A worker's part: from the arrival of the task to the write to the buffer."),
+    SpanEntry(
+        "generate",
+        ("rollout",),
+        (*_GROUP, *_MESSAGE),
+        "A worker's part: from the arrival of the task to the write to the buffer.",
+        "CHAIN",
+    ),
     SpanEntry("set_aside", ("rollout",), (), "The task waits in the worker for its policy version or for other tasks."),
     SpanEntry("queue", ("rollout",), (), "The group waits in the engine."),
     SpanEntry("prefill", ("rollout",), (), "Prefill of the prompt, batched with others, for all samples of the group."),
     SpanEntry(
         "sample",
         ("rollout",),
-        ("gradbus.sample.n", "gradbus.queue.seconds", "gradbus.span.versions", "gradbus.span.starts", *_SAMPLED),
+        ("gradbus.sample.n", "gradbus.queue.seconds", "gradbus.span.versions", "gradbus.span.starts", *_SAMPLED, *_TEXTS),
         "Decoding of one sample. Attributes give its policy versions and the token at which each begins.",
+        "LLM",
     ),
     SpanEntry(
         "turn",
         ("rollout",),
-        (*_RUN, "gradbus.sample.n", "gradbus.turn", "gradbus.environment.seconds", *_SAMPLED),
+        (*_RUN, "gradbus.sample.n", "gradbus.turn", "gradbus.environment.seconds", *_SAMPLED, *_TEXTS),
         "A turn of an episode: the policy draws it, and its environment or agent answers for so many seconds.",
+        "LLM",
     ),
     SpanEntry("wait_for_agent", ("agent",), _AGENT, "An attempt of an episode is offered, and no agent has it yet."),
     SpanEntry(
@@ -73,10 +88,11 @@ SPANS = (
         ("agent",),
         (*_AGENT, "gradbus.agent.turns", "gradbus.reason"),
         "An attempt of an episode, from the moment at which an agent has it to its end, and why it ended.",
+        "AGENT",
     ),
     SpanEntry("deliver", ("rollout",), (), "The task's groups are serialized and written to the buffer."),
-    SpanEntry("score", ("conductor",), _REWARDS, "One attempt to score the group; an error if a sample was not scored."),
-    SpanEntry("grade", ("reward",), ("gradbus.grader.part",), "One part of the grader, for all groups of the call."),
+    SpanEntry("score", ("conductor",), _REWARDS, "One attempt to score the group; an error if a sample was not scored.", "EVALUATOR"),
+    SpanEntry("grade", ("reward",), ("gradbus.grader.part",), "One part of the grader, for all groups of the call.", "EVALUATOR"),
     SpanEntry("reference", ("conductor",), (), "Log-probabilities of the group under the reference model."),
     SpanEntry("admit", ("conductor",), ("gradbus.verdict",), "The group is appended to the log."),
     SpanEntry("wait_in_log", ("trainer",), _STEP, "Wait in the log for the step that consumes the group; links to the step."),

@@ -15,13 +15,19 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Final
 
 from opentelemetry.trace import SpanKind
 
 from gradbus.bus import Delivery
 from gradbus.telemetry import Attributes, Interval, TimedSpan, child_of, is_tracing, record
+from gradbus.v1.group_pb2 import Group
+from gradbus.v1.sample_pb2 import Sample
 from gradbus.v1.task_pb2 import Task
 from gradbus_rollout.engines.base import Completion, GroupCompletion
+
+_MOST_CHARACTERS: Final = 1 << 15
+"""Of a text in a span: collectors refuse a message of more than 4 MiB, and an export has up to 512 spans."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +53,8 @@ class TaskTimes:
     completions: Sequence[GroupCompletion] = ()
     turns: Sequence[Sequence[Sequence[TurnTimes]]] = ()
     """Of episodes: by group and sample."""
+    groups: Sequence[Group] = ()
+    """Those whose texts the spans carry."""
 
     def mark_sampled(self, completions: Sequence[GroupCompletion], turns: Sequence[Sequence[Sequence[TurnTimes]]] = ()) -> None:
         """The engine has returned the completions."""
@@ -76,6 +84,7 @@ def _record_task(task: Task, times: TaskTimes, run: Attributes, error: str = "")
         return
     common: Attributes = {**run, "messaging.message.id": task.task_id, "gradbus.policy.version": task.version}
     traced = {n: group for n, group in enumerate(task.groups) if group.traceparent}
+    told = {group.index: group for group in times.groups}
     for n, group in traced.items():
         whole = TimedSpan(
             "generate",
@@ -88,16 +97,16 @@ def _record_task(task: Task, times: TaskTimes, run: Attributes, error: str = "")
             error=error,
         )
         if not error:
-            _record_parts(whole.own, times, times.completions[n])
-            _record_turns(whole.own, times.turns[n] if times.turns else (), run)
+            _record_parts(whole.own, times, times.completions[n], told.get(group.index))
+            _record_turns(whole.own, times.turns[n] if times.turns else (), run, told.get(group.index))
         record(whole)
     if error and not traced:
         record(TimedSpan("generate", times.received, attributes=common, kind=SpanKind.CONSUMER, error=error))
 
 
-def _record_parts(parent: str, times: TaskTimes, completion: GroupCompletion) -> None:
-    samples = [(sample, sample.times) for sample in completion.completions if sample.times is not None]
-    first = min([interval[0] for _, interval in samples], default=times.sampled)
+def _record_parts(parent: str, times: TaskTimes, completion: GroupCompletion, told: Group | None) -> None:
+    samples = [(n, sample, sample.times) for n, sample in enumerate(completion.completions) if sample.times is not None]
+    first = min([interval[0] for *_, interval in samples], default=times.sampled)
     taken = completion.prefill[0] if completion.prefill else first
     phases: Mapping[str, Interval | None] = {
         "set_aside": (times.received, times.started),
@@ -108,12 +117,14 @@ def _record_parts(parent: str, times: TaskTimes, completion: GroupCompletion) ->
     for name, interval in phases.items():
         if interval is not None:
             record(TimedSpan(name, *interval, parent))
-    for n, (sample, interval) in enumerate(samples):
+    for n, sample, interval in samples:
         attributes = {"gradbus.sample.n": n, "gradbus.queue.seconds": (interval[0] - taken) / 1e9, **_sampled(sample)}
+        if told is not None:
+            attributes |= _texts(told.prompt_text, told.samples[n].text)
         record(TimedSpan("sample", *interval, parent, attributes=attributes))
 
 
-def _record_turns(parent: str, samples: Sequence[Sequence[TurnTimes]], run: Attributes) -> None:
+def _record_turns(parent: str, samples: Sequence[Sequence[TurnTimes]], run: Attributes, told: Group | None) -> None:
     for n, turns in enumerate(samples):
         for number, turn in enumerate(turns):
             attributes = {
@@ -123,6 +134,8 @@ def _record_turns(parent: str, samples: Sequence[Sequence[TurnTimes]], run: Attr
                 "gradbus.environment.seconds": (turn.answered - turn.drawn) / 1e9,
                 **_drawn(turn.tokens, turn.finish),
             }
+            if told is not None:
+                attributes |= _texts_of_turn(told, told.samples[n], number)
             record(TimedSpan("turn", turn.began, turn.answered, parent, attributes=attributes))
 
 
@@ -132,6 +145,17 @@ def _drawn(tokens: int, finish: str) -> Attributes:
         "gen_ai.usage.output_tokens": tokens,
         "gen_ai.response.finish_reasons": [finish],
     }
+
+
+def _texts_of_turn(told: Group, sample: Sample, number: int) -> Attributes:
+    """What the policy was told since its turn before, and what it said."""
+    turns = sample.episode.turns
+    before = "\n".join(message.content for message in turns[number - 1].messages) if number else told.prompt_text
+    return _texts(before, turns[number].text)
+
+
+def _texts(given: str, drawn: str) -> Attributes:
+    return {"input.value": given[:_MOST_CHARACTERS], "output.value": drawn[:_MOST_CHARACTERS]}
 
 
 def _sampled(sample: Completion) -> Attributes:

@@ -1,0 +1,120 @@
+"""Subcommand advise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
+
+from gradbus.cli.options import RunId, State, connect, find_run
+from gradbus.cli.output import AsJson, print_json, printable
+from gradbus.errors import StackError
+
+if TYPE_CHECKING:
+    from gradbus.client import Client
+    from gradbus.plan.loop import Advice, Bottleneck, Loop, LoopTimes, Pace
+
+_STEPS: Final = 50
+"""Newest steps that are averaged."""
+_FEWEST: Final = 5
+_SAMPLES: Final = 1000
+"""A page of samples."""
+_LIMITS: Final[dict[Bottleneck, str]] = {
+    "token": "sampling is the limit: more rollouts, faster ones, or more rollout.slots if they have the memory",
+    "train": "training is the limit: give the trainer a faster device or more ranks; it pays for no further rollout",
+    "between": "the way between trainer and rollouts is the limit (scoring, log, weights): a larger schedule.max_staleness hides it",
+}
+
+
+def advise(run_id: RunId, as_json: AsJson = False, state: State = None) -> None:
+    """Show what limits a running run, and how fast it would be with other numbers of rollout workers."""
+    from gradbus.plan.loop import advise, bottleneck, times_of
+
+    with connect(state) as client:
+        run = client.run(find_run(client, run_id)["id"])
+        loop, pace = observe(client, run)
+    times = times_of(loop, pace)
+    limit, advice = bottleneck(loop, times), list(advise(loop, times))
+    if as_json:
+        print_json(_document(run["id"], pace, times, loop, advice) | {"limit": limit})
+        return
+    for line in _lines(pace, loop, limit, advice):
+        typer.echo(printable(line))
+
+
+def observe(client: Client, run: dict[str, Any]) -> tuple[Loop, Pace]:
+    """A run's loop with the lengths of its newest responses, and its pace. Raises StackError for a run of which too little can be seen."""
+    from gradbus.plan.loop import Loop
+    from gradbus.spec import RunSpec
+
+    spec = RunSpec.model_validate(run["spec"])
+    if spec.trains_given:
+        raise StackError("the run samples nothing, so no rollout could make it faster; see `gradbus plan` for its trainer")
+    steps = _newest_steps(client, run["id"])
+    pace = _pace(run, steps)
+    return Loop.of(spec, _lengths(client, run["id"], steps), run["progress"]["workers"]), pace
+
+
+def _newest_steps(client: Client, run_id: str) -> list[dict[str, Any]]:
+    """Events of the newest steps that one trainer made without a pause between them."""
+    steps: list[dict[str, Any]] = []
+    for event in client.all_events(run_id):
+        if event["type"] == "metrics":
+            steps = [*steps[-_STEPS:], event]
+        elif event["type"] in {"state", "learner"}:
+            steps = []  # a pause, a restart: the time between two steps is no step
+    return steps
+
+
+def _pace(run: dict[str, Any], steps: Sequence[dict[str, Any]]) -> Pace:
+    """Raises StackError while there is too little to see."""
+    from gradbus.plan.loop import Pace
+
+    if run["state"] != "running" or len(steps) <= _FEWEST or not run["progress"]["workers"]:
+        raise StackError(
+            f"the run is {run['state']} and has made {max(0, len(steps) - 1)} steps in a row; advice needs a running run, its rollouts and "
+            f"at least {_FEWEST} steps: ask again later"
+        )
+    first, last = (datetime.fromisoformat(steps[at]["created_at"]) for at in (0, -1))
+    seconds = (last - first).total_seconds() / (len(steps) - 1)
+    waited = sum(step["data"]["seconds"]["wait"] for step in steps[1:]) / (len(steps) - 1)
+    return Pace(seconds, run["progress"]["shares"].get("generate", 0.0), min(1.0, waited / seconds) if seconds else 0.0)
+
+
+def _lengths(client: Client, run_id: str, steps: Sequence[dict[str, Any]]) -> list[tuple[int, ...]]:
+    """Tokens of the newest responses, by group."""
+    since = int(datetime.fromisoformat(steps[-_FEWEST]["created_at"]).timestamp() * 1000)
+    found: dict[int, list[int]] = {}
+    for sample in client.samples(run_id, after=f"{since}-0.0", limit=_SAMPLES)["data"]:
+        found.setdefault(sample["index"], []).append(sample["token_count"])
+    if not found:
+        raise StackError("no group has entered the log in the last steps; ask again while the run samples")
+    return [tuple(found[index]) for index in sorted(found)]
+
+
+def _lines(pace: Pace, loop: Loop, limit: Bottleneck, advice: Sequence[Advice]) -> Iterator[str]:
+    shares = f"rollouts sample {pace.busy:.0%} of the time, and the trainer waits {pace.waits:.0%}"
+    yield f"{_rollouts(loop.workers)}: {pace.step:.3g} s a step; {shares}"
+    yield f"   {_LIMITS[limit]}"
+    for other in advice:
+        gain = f"{other.gain:+.0%}"
+        against = f" against {other.workers - 1}" if other.workers > loop.workers + 1 else ""
+        yield f"{_rollouts(other.workers)}: {other.step:.3g} s a step, {gain}{against}"
+
+
+def _rollouts(count: int) -> str:
+    return f"{count} rollout" + ("s" if count > 1 else "")
+
+
+def _document(run_id: str, pace: Pace, times: LoopTimes, loop: Loop, advice: Sequence[Advice]) -> dict[str, Any]:
+    """The same as JSON."""
+    return {
+        "object": "advice",
+        "run_id": run_id,
+        "workers": loop.workers,
+        "seconds": {"step": pace.step, "token": times.token, "train": times.train, "between": times.between},
+        "shares": {"generate": pace.busy, "wait": pace.waits},
+        "with_workers": [{"workers": one.workers, "seconds": one.step, "gain": one.gain} for one in advice],
+    }
