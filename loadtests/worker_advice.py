@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from gradbus.cli.advise import observe
+from gradbus.cli.specs.advise import observe
 from gradbus.plan.loop import advise, times_of
 from gradbus_load.calibration import EngineTiming, LearnerTiming
 from gradbus_load.rig import Bench, Rig, running

@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from gradbus.cli import advise, delete, environments, events, inspect, keys, lineage, runs, stack, status
+from gradbus.cli import delete, environments, events, inspect, keys, lineage, runs, stack, status
 from gradbus.cli.output import discard_output, print_error, wants_json
-from gradbus.cli.specs import data, plan
+from gradbus.cli.specs import advise, data, plan
 from gradbus.errors import GradbusError
 
 app = typer.Typer(

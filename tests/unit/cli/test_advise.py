@@ -1,6 +1,6 @@
 """The lines of `gradbus advise`."""
 
-from gradbus.cli.advise import _lines
+from gradbus.cli.specs.advise import _lines
 from gradbus.plan.loop import Advice, Loop, Pace
 
 

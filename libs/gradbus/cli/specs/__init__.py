@@ -1,1 +1,1 @@
-"""Subcommands about a spec before it is submitted."""
+"""Subcommands that plan: data and memory before a run is submitted, and workers while it runs."""
