@@ -5,8 +5,16 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-_SHARES = {"generate": "gen", "score": "score", "reference": "reference", "wait": "wait", "train": "train", "switch": "switch"}
-_OF_SAMPLING = ("generate", "score")
+_SHARES = {
+    "generate": "gen",
+    "load": "load",
+    "score": "score",
+    "reference": "reference",
+    "wait": "wait",
+    "train": "train",
+    "switch": "switch",
+}
+_OF_SAMPLING = ("generate", "load", "score")
 
 
 def number(value: float | None) -> str:

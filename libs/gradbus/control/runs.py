@@ -84,7 +84,7 @@ class RunProgress(StoredModel):
     """Reverse KL to the teacher, of the newest step, nats a token; None for a run without one."""
     tokens_per_second: float | None = None
     shares: dict[str, float] = Field(default_factory=dict)
-    """Share of time by phase: generate, score, reference (if the run uses one), wait, train."""
+    """Share of time by phase: generate and load (of rollouts), score, reference (if the run uses one), wait, train."""
     filtered: int = 0
     dropped: int = 0
     workers: int = 0
@@ -153,6 +153,8 @@ class WorkerPresence(StoredModel):
     """Held-out rows in its inbox, as (version, row)."""
     busy: float = 0.0
     """Share of the last seconds in which its engine had work."""
+    loading: float = 0.0
+    """Of a rollout: share of the last seconds in which it fetched and loaded weights."""
     shares: dict[str, float] = Field(default_factory=dict)
     """Of a trainer: share of its time by phase (wait, train)."""
     staleness: float | None = None

@@ -20,7 +20,7 @@ _STEPS: Final = 120
 _HALVINGS: Final = 40
 _MORE: Final = 4
 _SHORTER: Final = 0.9
-Bottleneck = Literal["token", "train", "between"]
+Bottleneck = Literal["token", "train", "load", "between"]
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,10 @@ class LoopTimes:
     """Of a decode step, whatever the number of slots in use."""
     train: float
     """Of a step, without the wait for its groups."""
+    load: float
+    """Of a version by a worker, which samples nothing meanwhile."""
     between: float
-    """From the last sample of a step to the trainer, and from a trained step to the workers, together: scoring, log, weights."""
+    """From the last sample of a step to the trainer, and from a trained step to the workers, together: scoring, log, publishing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,8 @@ class Pace:
     """Share of the time in which a worker samples, the mean of all."""
     waits: float
     """Share of the time in which the trainer waits for groups."""
+    loads: float
+    """Share of the time in which a worker loads a version and samples nothing, the mean of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,26 +113,33 @@ def simulate(loop: Loop, times: LoopTimes) -> Pace:
     work = loop.work
     trained, in_use = [0.0], [0.0]
     free = [0.0] * loop.workers
-    sampled = 0.0
+    sampled = loaded = 0.0
     for step in range(_STEPS):
         version = in_use[max(0, step - loop.max_staleness)]
         shares = [decode_steps * times.token for decode_steps in work[step % len(work)]]
-        free[: len(shares)] = [max(at, version) + share for at, share in zip(free, shares, strict=False)]
+        free[: len(shares)] = [max(at, version) + times.load + share for at, share in zip(free, shares, strict=False)]
         arrived = max(free) + times.between / 2
         trained.append(max(trained[-1], arrived) + times.train)
         in_use.append(trained[-1] + times.between / 2)
-        sampled += sum(shares) if step >= _STEPS // 2 else 0.0
+        if step >= _STEPS // 2:
+            sampled, loaded = sampled + sum(shares), loaded + len(shares) * times.load
     seconds = trained[-1] - trained[_STEPS // 2]
     if not seconds:
-        return Pace(0.0, 0.0, 0.0)
-    steps = _STEPS - _STEPS // 2
-    return Pace(seconds / steps, sampled / (loop.workers * seconds), 1 - times.train * steps / seconds)
+        return Pace(0.0, 0.0, 0.0, 0.0)
+    steps, spent = _STEPS - _STEPS // 2, loop.workers * seconds
+    return Pace(seconds / steps, sampled / spent, 1 - times.train * steps / seconds, loaded / spent)
 
 
 def times_of(loop: Loop, seen: Pace) -> LoopTimes:
     """The times with which the simulated run goes as a real one was seen to."""
     decode_steps = sum(map(sum, loop.work)) / len(loop.work)
-    times = LoopTimes(seen.busy * seen.step * loop.workers / max(1.0, decode_steps), (1 - seen.waits) * seen.step, 0.0)
+    spent = seen.step * loop.workers
+    times = LoopTimes(
+        token=seen.busy * spent / max(1.0, decode_steps),
+        train=(1 - seen.waits) * seen.step,
+        load=seen.loads * spent / len(loop.work[0]),
+        between=0.0,
+    )
     low, high = 0.0, (loop.max_staleness + 1) * seen.step
     for _ in range(_HALVINGS):
         middle = (low + high) / 2

@@ -72,6 +72,7 @@ class RolloutWorker:
         self._free = record.spec.schedule.mode == "free"
         self._jobs: set[asyncio.Task[None]] = set()
         self._busy = BusyShare()
+        self._loading = BusyShare()
         self._turns = DeviceTurns(parts.lease, self)
         parts.metrics.set("gradbus.run.time", self._busy.total, {"gradbus.phase": "generate"})
         self.abandoned = 0
@@ -187,7 +188,8 @@ class RolloutWorker:
         await self._turns.begin()
         for attempt in range(1, _LOAD_ATTEMPTS + 1):
             try:
-                self._presence.digest = await self._parts.versions.load(self._parts.engine, self._presence.worker, version)
+                with self._loading:
+                    self._presence.digest = await self._parts.versions.load(self._parts.engine, self._presence.worker, version)
             except VersionGoneError as error:
                 _log.info("version_gone", run_id=self._run_id, version=version, error=str(error))
                 return False
@@ -229,7 +231,7 @@ class RolloutWorker:
             job.result()
 
     def _update_presence(self) -> None:
-        """Claims and busy share, which the next heartbeat publishes."""
-        self._presence.busy = self._busy.share()
+        """Claims and shares of time, which the next heartbeat publishes."""
+        self._presence.busy, self._presence.loading = self._busy.share(), self._loading.share()
         self._presence.claims = self._inbox.claims
         self._presence.evaluation_claims = self._inbox.evaluation_claims

@@ -52,30 +52,30 @@ def test_slots_that_versions_keep_full_cost_the_work_alone():
     assert Loop(2, 4, 1, True, ((5, 1), (1, 2)), 1).work == ((3,),)
 
 
-@given(loops, seconds, seconds, seconds)
-def test_the_slowest_of_three_sets_the_pace_of_equal_steps(base, token, train, between):
+@given(loops, seconds, seconds, seconds, seconds)
+def test_the_slowest_of_three_sets_the_pace_of_equal_steps(base, token, train, load, between):
     """A step cannot be faster than its training, than a worker's share, or than a round trip divided by the versions in flight."""
     same = replace(base, lengths=base.lengths[: base.groups])
-    longest = max(same.work[0]) * token
+    longest = load + max(same.work[0]) * token
     expected = max(train, longest, (train + longest + between) / (same.max_staleness + 1))
-    assert simulate(same, LoopTimes(token, train, between)).step == pytest.approx(expected, rel=0.02)
+    assert simulate(same, LoopTimes(token, train, load, between)).step == pytest.approx(expected, rel=0.02)
 
 
-@given(loops, seconds, seconds, seconds)
-def test_the_times_of_a_pace_go_as_fast_as_it(base, token, train, between):
-    seen = simulate(base, LoopTimes(token, train, between))
+@given(loops, seconds, seconds, seconds, seconds)
+def test_the_times_of_a_pace_go_as_fast_as_it(base, token, train, load, between):
+    seen = simulate(base, LoopTimes(token, train, load, between))
     again = simulate(base, times_of(base, seen))
     assert again.step == pytest.approx(seen.step, rel=1e-3)
     assert again.busy == pytest.approx(seen.busy, rel=1e-2)
 
 
 def test_without_staleness_everything_comes_one_after_the_other():
-    pace = simulate(loop(staleness=0), LoopTimes(0.1, 2.0, 1.0))
-    assert (pace.step, pace.busy, pace.waits) == pytest.approx((7.0, 4 / 7, 5 / 7))
+    pace = simulate(loop(staleness=0), LoopTimes(token=0.1, train=2.0, load=0.5, between=1.5))
+    assert (pace.step, pace.busy, pace.waits, pace.loads) == pytest.approx((8.0, 4 / 8, 6 / 8, 0.5 / 8))
 
 
 def test_a_second_worker_halves_a_step_that_waits_for_samples():
-    times = LoopTimes(token=0.1, train=0.5, between=0.1)
+    times = LoopTimes(token=0.1, train=0.5, load=0.0, between=0.1)
     fewer_steps = {advice.workers: advice for advice in advise(loop(), times)}
     assert fewer_steps[2].step == pytest.approx(2.0)
     assert fewer_steps[2].gain == pytest.approx(1.0)
@@ -84,15 +84,23 @@ def test_a_second_worker_halves_a_step_that_waits_for_samples():
 
 
 def test_a_worker_that_shortens_nothing_is_worth_nothing():
-    assert [advice.gain for advice in advise(loop(), LoopTimes(0.001, 1.0, 0.0))] == pytest.approx([0.0] * 4)
+    assert [advice.gain for advice in advise(loop(), LoopTimes(0.001, 1.0, 0.0, 0.0))] == pytest.approx([0.0] * 4)
 
 
-@pytest.mark.parametrize(("times", "found"), [((0.1, 0.5, 0.1), "token"), ((0.01, 2.0, 0.1), "train"), ((0.01, 0.1, 9.0), "between")])
+@pytest.mark.parametrize(
+    ("times", "found"),
+    [
+        ((0.1, 0.5, 0.1, 0.1), "token"),
+        ((0.01, 2.0, 0.1, 0.1), "train"),
+        ((0.01, 0.5, 3.0, 0.1), "load"),
+        ((0.01, 0.1, 0.1, 9.0), "between"),
+    ],
+)
 def test_the_limit_is_what_a_step_would_gain_most_by(times, found):
     assert bottleneck(loop(), LoopTimes(*times)) == found
 
 
 def test_a_run_that_did_nothing_yet_breaks_nothing():
-    nothing = Pace(0.0, 0.0, 0.0)
+    nothing = Pace(0.0, 0.0, 0.0, 0.0)
     assert simulate(loop(), times_of(loop(), nothing)) == nothing
-    assert [advice.gain for advice in advise(loop(), LoopTimes(0.0, 0.0, 0.0))] == [0.0] * 4
+    assert [advice.gain for advice in advise(loop(), LoopTimes(0.0, 0.0, 0.0, 0.0))] == [0.0] * 4

@@ -24,7 +24,8 @@ _SAMPLES: Final = 1000
 _LIMITS: Final[dict[Bottleneck, str]] = {
     "token": "sampling is the limit: more rollouts, faster ones, or more rollout.slots if they have the memory",
     "train": "training is the limit: give the trainer a faster device or more ranks; it pays for no further rollout",
-    "between": "the way between trainer and rollouts is the limit (scoring, log, weights): a larger schedule.max_staleness hides it",
+    "load": "loading weights is the limit: larger steps, fewer bytes (LoRA, weights.dtype), or the schedule `free`",
+    "between": "the way between trainer and rollouts is the limit (scoring, log, publishing): a larger schedule.max_staleness hides it",
 }
 
 
@@ -80,7 +81,9 @@ def _pace(run: dict[str, Any], steps: Sequence[dict[str, Any]]) -> Pace:
     first, last = (datetime.fromisoformat(steps[at]["created_at"]) for at in (0, -1))
     seconds = (last - first).total_seconds() / (len(steps) - 1)
     waited = sum(step["data"]["seconds"]["wait"] for step in steps[1:]) / (len(steps) - 1)
-    return Pace(seconds, run["progress"]["shares"].get("generate", 0.0), min(1.0, waited / seconds) if seconds else 0.0)
+    shares, free = run["progress"]["shares"], run["spec"]["schedule"]["mode"] == "free"
+    # In a `free` schedule samples are in flight while a version is loaded, so that the time counts as that of sampling.
+    return Pace(seconds, shares.get("generate", 0.0), min(1.0, waited / seconds), 0.0 if free else shares.get("load", 0.0))
 
 
 def _lengths(client: Client, run_id: str, steps: Sequence[dict[str, Any]]) -> list[tuple[int, ...]]:
@@ -95,7 +98,7 @@ def _lengths(client: Client, run_id: str, steps: Sequence[dict[str, Any]]) -> li
 
 
 def _lines(pace: Pace, loop: Loop, limit: Bottleneck, advice: Sequence[Advice]) -> Iterator[str]:
-    shares = f"rollouts sample {pace.busy:.0%} of the time, and the trainer waits {pace.waits:.0%}"
+    shares = f"rollouts sample {pace.busy:.0%} of the time and load weights {pace.loads:.0%}, and the trainer waits {pace.waits:.0%}"
     yield f"{_rollouts(loop.workers)}: {pace.step:.3g} s a step; {shares}"
     yield f"   {_LIMITS[limit]}"
     for other in advice:
@@ -114,7 +117,7 @@ def _document(run_id: str, pace: Pace, times: LoopTimes, loop: Loop, advice: Seq
         "object": "advice",
         "run_id": run_id,
         "workers": loop.workers,
-        "seconds": {"step": pace.step, "token": times.token, "train": times.train, "between": times.between},
-        "shares": {"generate": pace.busy, "wait": pace.waits},
+        "seconds": {"step": pace.step, "token": times.token, "train": times.train, "load": times.load, "between": times.between},
+        "shares": {"generate": pace.busy, "load": pace.loads, "wait": pace.waits},
         "with_workers": [{"workers": one.workers, "seconds": one.step, "gain": one.gain} for one in advice],
     }

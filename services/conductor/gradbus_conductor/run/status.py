@@ -153,6 +153,7 @@ class RunStatusWriter:
         if snapshot.rollouts:
             progress.determinism = next((one.determinism for one in snapshot.rollouts if one.determinism != "spec"), progress.determinism)
             progress.shares["generate"] = sum(worker.busy for worker in snapshot.rollouts) / len(snapshot.rollouts)
+            progress.shares["load"] = sum(worker.loading for worker in snapshot.rollouts) / len(snapshot.rollouts)
         for trainer in snapshot.trainers:
             progress.shares |= trainer.shares
             progress.staleness = trainer.staleness

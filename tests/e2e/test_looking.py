@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ..conftest import within
+from .conftest import within
 
 
 @pytest.fixture(scope="module")
