@@ -20,6 +20,7 @@ def test_a_run_under_way_is_told_what_holds_it_and_what_more_workers_bring(gradb
     found = json.loads(done.stdout)
     assert (found["workers"], found["limit"] in {"token", "train", "between"}) == (1, True)
     assert 0 < found["shares"]["generate"] <= 1
+    assert 0 < found["shares"]["load"] < 1
     assert [one["workers"] for one in found["with_workers"]] == [2, 3, 4, 5]
     assert all(0 < one["seconds"] <= found["seconds"]["step"] * 1.01 for one in found["with_workers"])
     assert "is the limit" in gradbus("advise", running).stdout
