@@ -18,6 +18,8 @@ from gradbus.spec import RunSpec
 _STEPS: Final = 120
 """Simulated steps; the pace is that of the second half, when the first ones no longer matter: 60, whole rounds of 1 to 6 versions."""
 _HALVINGS: Final = 40
+_TOLERANCE: Final = 0.02
+"""Of a pace: what is seen of a run has no more digits."""
 _MORE: Final = 4
 _SHORTER: Final = 0.9
 Bottleneck = Literal["token", "train", "load", "between"]
@@ -140,10 +142,13 @@ def times_of(loop: Loop, seen: Pace) -> LoopTimes:
         load=seen.loads * spent / len(loop.work[0]),
         between=0.0,
     )
-    low, high = 0.0, (loop.max_staleness + 1) * seen.step
+    # The least that explains the pace: below some length the way is hidden, so that any shorter one would explain it as well.
+    low, high, target = 0.0, (loop.max_staleness + 1) * seen.step, (1 - _TOLERANCE) * seen.step
     for _ in range(_HALVINGS):
+        if simulate(loop, replace(times, between=low)).step >= target:
+            break
         middle = (low + high) / 2
-        low, high = (middle, high) if simulate(loop, replace(times, between=middle)).step < seen.step else (low, middle)
+        low, high = (middle, high) if simulate(loop, replace(times, between=middle)).step < target else (low, middle)
     return replace(times, between=low)
 
 

@@ -336,6 +336,7 @@ def test_what_is_declared_is_emitted_and_what_is_emitted_is_declared(trees, fore
         (entry,) = [entry for entry in SPANS if fnmatchcase(span.name, entry.name)] or [pytest.fail(f"{span.name} is not declared")]
         unseen.discard(entry.name)
         assert span.service.removeprefix("gradbus-") in entry.services, span
+        assert span.attributes.pop("openinference.span.kind", "") == entry.kind, span
         strange = [name for name in span.attributes if not any(fnmatchcase(name, known) for known in entry.attributes)]
         assert strange == [], span.name
     assert unseen == set()

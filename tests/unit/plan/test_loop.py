@@ -65,8 +65,14 @@ def test_the_slowest_of_three_sets_the_pace_of_equal_steps(base, token, train, l
 def test_the_times_of_a_pace_go_as_fast_as_it(base, token, train, load, between):
     seen = simulate(base, LoopTimes(token, train, load, between))
     again = simulate(base, times_of(base, seen))
-    assert again.step == pytest.approx(seen.step, rel=1e-3)
-    assert again.busy == pytest.approx(seen.busy, rel=1e-2)
+    assert again.step == pytest.approx(seen.step, rel=0.021)
+    assert again.busy == pytest.approx(seen.busy, rel=0.03)
+
+
+def test_a_way_that_sampling_hides_is_taken_to_be_short():
+    """Samples take four seconds, so that between 0 and 3.5 s nothing would change; then a second rollout is worth most."""
+    seen = simulate(loop(), LoopTimes(token=0.1, train=0.5, load=0.0, between=1.0))
+    assert times_of(loop(), seen).between == 0.0
 
 
 def test_without_staleness_everything_comes_one_after_the_other():
