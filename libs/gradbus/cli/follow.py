@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +23,8 @@ _POLL_SECONDS = 1.0
 _LINE_SECONDS = 2.0
 _SILENCE_SECONDS = 60.0
 _NUMBER: Final = re.compile(r"\d+")
+_STEPS: Final = 100
+"""Newest steps whose pace tells the time left."""
 
 Json = dict[str, Any]
 
@@ -67,10 +70,11 @@ def _live(client: Client, run_id: str) -> Json:
 
     console = Console()
     run: Json = {}
+    time_left = _TimeLeft()
     with Live(console=console, auto_refresh=False) as live:
         for run in _snapshots(client, run_id, _LIVE_SECONDS):
             # The progress line is cut to the terminal's width; a problem is always shown whole.
-            shown = [Text(progress_line(run), no_wrap=True, overflow="ellipsis")]
+            shown = [Text(progress_line(run, time_left.of(run)), no_wrap=True, overflow="ellipsis")]
             shown += [Text(_problem(run), style="yellow")] if _problem(run) else []
             live.update(Group(*shown), refresh=True)
     return run
@@ -80,16 +84,37 @@ def _lines(client: Client, run_id: str) -> Json:
     run: Json = {}
     shown: tuple[Any, ...] = ()
     line, printed = "", 0.0
+    time_left = _TimeLeft()
     for run in _snapshots(client, run_id, _POLL_SECONDS):
         # A problem whose numbers alone have changed is the same one.
         notable = (run["state"], run["progress"]["accuracy"], run["progress"]["held_out_loss"], _NUMBER.sub("", _problem(run)))
         # A wait counts seconds, so it is in every line; any other problem is printed once.
         problem = _problem(run) if run["waiting_for"] or notable != shown else ""
-        newest = "  ".join(filter(None, (progress_line(run), problem)))
+        newest = "  ".join(filter(None, (progress_line(run, time_left.of(run)), problem)))
         if notable != shown or (newest != line and time.monotonic() - printed >= _LINE_SECONDS):
             print(newest, flush=True)
             shown, line, printed = notable, newest, time.monotonic()
     return run
+
+
+class _TimeLeft:
+    """Until a run ends, by the pace of the steps that it made while it was watched."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque(maxlen=_STEPS)
+        """When a step was seen first, and which."""
+
+    def of(self, run: Json) -> float | None:
+        """Seconds; None while too little was seen."""
+        step: int = run["progress"]["step"]
+        if run["state"] != "running":
+            self._seen.clear()  # a pause is no part of any step
+            return None
+        if not self._seen or step != self._seen[-1][1]:
+            self._seen.append((time.monotonic(), step))
+        (first_at, first), (last_at, last) = self._seen[0], self._seen[-1]
+        # What is seen first is somewhere between two steps, so that two steps say little.
+        return (run["steps"] - last) * (last_at - first_at) / (last - first) if last - first > 1 else None
 
 
 def _problem(run: Json) -> str:

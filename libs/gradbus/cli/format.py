@@ -22,9 +22,19 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def progress_line(run: dict[str, Any]) -> str:
-    """The figures of a run, after its state unless that is `running`."""
-    return figures(run) if run["state"] == "running" else f"{run['state']}  {figures(run)}"
+def progress_line(run: dict[str, Any], left: float | None = None) -> str:
+    """The figures of a run, after its state unless that is `running`; `left`: seconds until its end."""
+    return figures(run, left) if run["state"] == "running" else f"{run['state']}  {figures(run)}"
+
+
+def duration(seconds: float) -> str:
+    """Roughly, in one or two units."""
+    minutes = round(seconds / 60)
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if minutes < 60:
+        return f"{minutes} min"
+    return f"{minutes // 60} h {minutes % 60} min" if minutes < 48 * 60 else f"{minutes // (24 * 60)} days"
 
 
 def run_line(run: dict[str, Any]) -> str:
@@ -36,8 +46,8 @@ def run_line(run: dict[str, Any]) -> str:
     return f"{run['id']}  {created:<16}  {run['name']:<24}  {state}  step {progress['step']}/{run['steps']}  {'  '.join(_scores(run))}"
 
 
-def figures(run: dict[str, Any]) -> str:
-    """Step, version, scores, staleness, a critic's explained variance, tokens per second, time by phase, workers."""
+def figures(run: dict[str, Any], left: float | None = None) -> str:
+    """Step, time left, version, scores, staleness, a critic's explained variance, tokens per second, time by phase, workers."""
     progress = run["progress"]
     speed = progress["tokens_per_second"]
     shares = progress["shares"]
@@ -46,7 +56,7 @@ def figures(run: dict[str, Any]) -> str:
     staleness = "-" if progress["staleness"] is None else f"{progress['staleness']:.1f}"
     explained = progress["explained_variance"]
     parts = [
-        f"step {progress['step']}/{run['steps']}",
+        f"step {progress['step']}/{run['steps']}" + ("" if left is None else f" ({duration(left)} left)"),
         f"v{progress['version'] if progress['version'] >= 0 else '-'}",
         *_scores(run),
         "" if given else f"stale {staleness}",

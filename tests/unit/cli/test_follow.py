@@ -51,6 +51,15 @@ def test_in_a_pipe_a_line_is_not_said_again_until_it_changes(capsys):
     assert lines[0].endswith("waits for a free trainer")
 
 
+def test_the_time_left_follows_from_the_steps_that_were_watched(capsys):
+    looks = [{"steps": 1000, "progress": PROGRESS | {"step": step}} for step in (3, 3, 4, 13)]
+    paused = {"state": "paused", "steps": 1000}
+    follow.follow_run(Runs(*looks, paused, *looks[:3], {"state": "succeeded"}), "run-1")
+    lines = capsys.readouterr().out.splitlines()
+    (told,) = [line for line in lines if " left" in line]
+    assert re.match(r"step 13/1000 \(\d+ min left\)  v3 ", told), "by ten steps; two looks after a pause say nothing"
+
+
 def test_a_problem_of_an_active_run_is_printed_once(capsys):
     no_signal = [
         {"reason": f"none of the last {32 * step} groups could be trained", "progress": PROGRESS | {"step": step}} for step in range(1, 9)

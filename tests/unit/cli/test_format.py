@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from gradbus.cli.format import progress_line, run_line
+from gradbus.cli.format import duration, progress_line, run_line
 
 PROGRESS = {
     "step": 3,
@@ -79,3 +79,10 @@ def test_given_responses_have_a_loss_and_pairs_an_accuracy(kind, pairs, held_out
     assert line(kind=kind, progress=progress) == f"step 3/9  v2  {scores}  1234 tok/s  reference 10% train 90%  2 workers"
     run = {"id": "run-1", "name": "sums", "kind": kind, "state": "running", "steps": 9, "progress": progress, "created_at": None}
     assert run_line(run).split() == f"run-1 - sums {kind} running step 3/9 {scores}".split()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(0.4, "0 s"), (59.4, "59 s"), (60, "1 min"), (3540, "59 min"), (12_000, "3 h 20 min"), (400_000, "4 days")]
+)
+def test_a_duration_has_one_or_two_units(seconds, text):
+    assert duration(seconds) == text
