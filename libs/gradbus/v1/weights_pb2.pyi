@@ -62,6 +62,14 @@ class WeightManifest(_message.Message):
     traceparent: str
     def __init__(self, run_id: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., digest: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., noop: bool = ..., probe: _Optional[_Union[VersionProbe, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
+class DeletedVersions(_message.Message):
+    __slots__ = ("run_id", "versions")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    versions: _containers.RepeatedCompositeFieldContainer[WeightManifest]
+    def __init__(self, run_id: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[WeightManifest, _Mapping]]] = ...) -> None: ...
+
 class CheckpointHead(_message.Message):
     __slots__ = ("term", "step", "digest")
     TERM_FIELD_NUMBER: _ClassVar[int]

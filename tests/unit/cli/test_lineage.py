@@ -1,6 +1,6 @@
 """The lines of `gradbus lineage`."""
 
-from gradbus.cli.lineage import tree
+from gradbus.cli.history.lineage import tree
 
 
 def related(name, version, state="succeeded", role="model"):
