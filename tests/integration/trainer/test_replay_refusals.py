@@ -4,6 +4,7 @@ import pytest
 
 from gradbus.errors import ReplayError
 from gradbus.experience.records import seal
+from gradbus.run_files.versions import store_deleted
 from gradbus.v1.group_pb2 import Group
 from gradbus.v1.weights_pb2 import CheckpointManifest, WeightManifest
 
@@ -51,10 +52,7 @@ async def test_groups_in_each_others_place_are_found(run):
 
 
 async def test_another_model_is_found_before_the_first_step(run):
-    for path, manifest in (await run.manifests("versions", WeightManifest)).items():
-        if manifest.step == 0:
-            manifest.digest, manifest.term = f"sha256:{0:064}", 1 << 40
-            await run.objects.put(path, seal(manifest.SerializeToString()))
+    await store_deleted(run.objects, run.run.run_id, [WeightManifest(step=0, term=1 << 40, digest=f"sha256:{0:064}")])
     await refused(run, r"version 0 .*the model's files or the checkpoint differ")
 
 
@@ -93,8 +91,8 @@ async def test_a_run_without_an_archive_says_when_it_has_one(run):
 
 
 async def test_a_run_without_versions_has_nothing_to_compare_with(run):
-    for kind, message in (("versions", WeightManifest), ("checkpoints", CheckpointManifest)):
-        for path in await run.manifests(kind, message):
+    for kind in ("versions", "checkpoints", "digests"):
+        for path in await run.objects.list(f"runs/{run.run.run_id}/{kind}"):
             await run.objects.delete(path)
     await refused(run, "no version of .* once it has begun to train")
 

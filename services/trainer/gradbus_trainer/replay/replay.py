@@ -92,8 +92,15 @@ class _Replay:
             self._compare_checkpoint(state)
             report(ReplayedStep(step=state.step, to=plan.to, compared=bool(digest)))
         versions, checkpoints = self._comparison.versions, self._comparison.checkpoints
-        found = ReplayResult(run_id=run_id, start=plan.start, to=plan.to, digest=digest, versions=versions, checkpoints=checkpoints)
-        return found.model_copy(update={"differences": differences})
+        return ReplayResult(
+            run_id=run_id,
+            start=plan.start,
+            to=plan.to,
+            digest=digest,
+            versions=versions,
+            checkpoints=checkpoints,
+            differences=differences,
+        )
 
     async def _start(self) -> TrainerState:
         if self._plan.first is None:

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from smoke import EXAMPLE, make_example, smoke_spec
 from typer.testing import CliRunner
 
 from gradbus.cli.__main__ import app
@@ -11,14 +12,20 @@ LORA = {"trainer": {"learning_rate": 1e-2, "lora": {"rank": 2}}, "algorithm": {"
 
 
 @pytest.fixture(scope="module")
-def ended(stack, lab_on, spec):
-    """The folder of a stack that has ended, and by name the digest in which each run ended. Retention has deleted all but the last."""
+def ended(stack, lab_on, spec, tmp_path_factory):
+    """The folder of a stack that has ended, and by name the digest in which each run ended. Retention has deleted all but the last.
+
+    `copy-digits` is the run of `make demo DEMO=--smoke`, but for its length.
+    """
+    short = {"schedule": {"steps": 6}, "checkpoint": {"every": 2, "keep": 1}}
+    bodies = [spec(name="full", **short), spec(name="adapters", **short, **LORA)]
+    bodies.append(smoke_spec(make_example(tmp_path_factory.mktemp("copy")), **short))
     digests = {}
     with stack() as state, lab_on(state) as lab:
-        for name, sections in (("full", {}), ("adapters", LORA)):
-            run = lab.train(spec(name=name, schedule={"steps": 6}, checkpoint={"every": 2, "keep": 1}, **sections))
+        for body in bodies:
+            run = lab.ends(lab.submit(body, base_dir=EXAMPLE))
             assert lab.learned(run)
-            digests[name] = lab.final_digest(run)
+            digests[run["name"]] = lab.final_digest(run)
     assert not (state / "stack.json").exists(), "no service and no server runs"
     return state, digests
 
@@ -27,7 +34,7 @@ def replayed(state, *arguments):
     return CliRunner().invoke(app, ["replay", *arguments, "--state", str(state)])
 
 
-@pytest.mark.parametrize("name", ["full", "adapters"])
+@pytest.mark.parametrize("name", ["full", "adapters", "copy-digits"])
 def test_a_replay_ends_in_the_digest_of_the_run(ended, name):
     state, digests = ended
     answer = replayed(state, name, "--json")
