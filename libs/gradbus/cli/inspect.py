@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -13,6 +13,8 @@ from gradbus.cli.format import figures, number, run_line
 from gradbus.cli.options import RunId, State, connect, find_run, state_option
 from gradbus.cli.output import AsJson, print_json, print_notice, printable
 from gradbus.errors import SettingsError
+
+_FIELD_CHARACTERS: Final = 200
 
 
 def runs(limit: Annotated[int, typer.Option(min=1, max=1000)] = 20, as_json: AsJson = False, state: State = None) -> None:
@@ -72,7 +74,7 @@ def samples(
     """Show prompts, responses and rewards, or which response of a pair is the chosen one."""
     with connect(state) as client:
         run = client.run(find_run(client, run_id)["id"])
-        query = {"step": step, "index": index, "limit": limit}
+        query: dict[str, Any] = {"step": step, "index": index, "limit": limit, "include": "item"}
         schedule = run["spec"]["schedule"]
         if step is None and index is None and (schedule["mode"], schedule["dynamic_sampling"]) == ("fixed_lag", 1):
             query["step"] = max(0, run["progress"]["step"] - 1)
@@ -81,7 +83,7 @@ def samples(
         print_json(page)
         return
     for sample in page["data"]:
-        _print_sample(sample, run["kind"])
+        _print_sample(sample, run)
     if not page["data"]:
         asked = step is not None or index is not None
         typer.echo(f"no such samples; the run is at step {run['progress']['step']} of {run['steps']}" if asked else "no samples yet")
@@ -141,14 +143,23 @@ def _print_episode(sample: dict[str, Any]) -> None:
         typer.echo(f"  reason       {printable(reason)}")
 
 
-def _print_sample(sample: dict[str, Any], kind: str) -> None:
+def _print_sample(sample: dict[str, Any], run: dict[str, Any]) -> None:
     step = [] if sample["step"] is None else [f"step {sample['step']}"]
     label = [sample["label"]] if sample["label"] else []
-    typer.echo("  ".join([sample["id"], *step, *(_judgement(sample) if kind == "rl" else label), sample["verdict"]]))
+    typer.echo("  ".join([sample["id"], *step, *(_judgement(sample) if run["kind"] == "rl" else label), sample["verdict"]]))
     typer.echo(f"  prompt   {sample['prompt']!r}")
+    if run["kind"] == "rl" and (fields := _row_fields(sample["item"] or {}, run["spec"]["data"]["prompt"])):
+        typer.echo(f"  row      {fields}")
     typer.echo(f"  response {sample['text']!r} ({sample['finish_reason']})")
     if sample["reason"]:
         typer.echo(f"  reason   {printable(sample['reason'])}")
+
+
+def _row_fields(item: dict[str, Any], prompt: str) -> str:
+    """What the scorer sees beside the prompt, as the right answer."""
+    shown = {name: repr(value) for name, value in item.items() if name != prompt}
+    cut = {name: text if len(text) <= _FIELD_CHARACTERS else f"{text[:_FIELD_CHARACTERS]}…" for name, text in shown.items()}
+    return printable("  ".join(f"{name} {text}" for name, text in cut.items()))
 
 
 def _judgement(sample: dict[str, Any]) -> list[str]:

@@ -219,3 +219,14 @@ async def test_an_advantage_with_a_kl_in_the_reward_is_the_one_that_is_trained_o
     judged.reference_logprobs[0] = struct.pack("<3f", -0.5, -2.0, 0.5)
     await ExperienceLog(buffer, run_id).append(1, {0: judged})
     assert [one["advantage"] for one in client.samples(run_id)["data"]] == expected
+
+
+async def test_a_sample_has_its_row_of_the_dataset_if_asked(client, http, run_id):
+    first = client.samples(run_id, index=1, include="item")["data"][0]
+    assert (first["item"], first["tokens"]) == ({"prompt": "1+2=", "answer": "3"}, None)
+    both = client.samples(run_id, index=1, include=["item", "tokens"])["data"][0]
+    assert (both["item"], len(both["tokens"]["ids"])) == (first["item"], 3)
+    assert client.samples(run_id, index=1)["data"][0]["item"] is None, "nobody asked"
+    assert client.samples(run_id, index=2, include="item")["data"][0]["item"] is None, "the dataset has two rows"
+    assert http.get(f"/v1/runs/{run_id}/samples?include=answer").status_code == 422
+    assert http.get(f"/v1/runs/{run_id}/samples?include=item&include=item&include=item").status_code == 422

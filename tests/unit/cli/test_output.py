@@ -2,6 +2,7 @@
 
 import json
 
+from gradbus.cli import inspect
 from gradbus.cli.output import print_json
 
 
@@ -12,3 +13,14 @@ def test_no_control_character_reaches_the_terminal_and_the_value_is_the_same(cap
     assert json.loads(printed) == value
     assert "é 你" in printed
     assert not [letter for letter in printed if letter != "\n" and (letter < " " or "\x7f" <= letter < "\xa0")]
+
+
+def test_a_sample_is_shown_with_the_rest_of_its_row(capsys):
+    sample = {"id": "1.0", "step": 0, "label": "", "verdict": "train", "prompt": "1+1=", "text": "2", "finish_reason": "stop", "reason": ""}
+    sample |= {"versions": [{"version": 3}], "components": {}, "reward_status": "ok", "reward": 1.0}
+    run = {"kind": "rl", "spec": {"data": {"prompt": "question"}}}
+    inspect._print_sample(sample | {"item": {"question": "1+1=", "answer": "2\x1b[2J", "notes": "n" * 300}}, run)
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[2] == f"  row      answer '2\\x1b[2J'  notes '{'n' * 199}…"
+    inspect._print_sample(sample | {"item": None}, run)
+    assert "  row" not in capsys.readouterr().out

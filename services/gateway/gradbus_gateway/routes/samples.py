@@ -19,6 +19,7 @@ from gradbus.v1.group_pb2 import LogEntry
 from gradbus_gateway.http.description import problems
 from gradbus_gateway.http.problems import ProblemError
 from gradbus_gateway.http.strict_query import StrictQueryRoute
+from gradbus_gateway.resources.dataset_rows import add_item
 from gradbus_gateway.resources.logged_group import LoggedGroup, admission_time
 from gradbus_gateway.resources.page import INT64_END, Limit, Page
 from gradbus_gateway.resources.samples import SampleResource
@@ -36,7 +37,13 @@ Step = Annotated[
 ]
 Index = Annotated[int | None, Query(ge=0, lt=INT64_END, description="Only samples of this group.")]
 Row = Annotated[int | None, Query(ge=0, lt=INT64_END, description="Only groups of this row of the dataset, counted from 0.")]
-Include = Annotated[Literal["tokens"] | None, Query(description="`tokens`: with token ids of prompt and response, and log-probabilities.")]
+Include = Annotated[
+    list[Literal["tokens", "item"]] | None,
+    Query(
+        max_length=2,
+        description="`tokens`: with token ids of prompt and response, and log-probabilities. `item`: with the dataset's row. Repeatable.",
+    ),
+]
 _AFTER = "`next_after` of the previous page, or `<milliseconds since 1970>-0.0`: only groups that entered the log since then."
 After = Annotated[str, Query(pattern=r"^(\d{1,18}-\d{1,18}\.\d{1,9})?$", description=_AFTER)]
 
@@ -59,7 +66,7 @@ class SampleQuery:
         self.step = step
         self.index = index
         self.row = row
-        self.include = include
+        self.include = frozenset(include or ())
 
     def filter_for(self, schedule: ScheduleSpec) -> SampleFilter:
         """The filter for a run with this schedule. Raises the problem `invalid-request` for `step` where no index tells it."""
@@ -68,7 +75,7 @@ class SampleQuery:
             raise ProblemError(
                 422, "invalid-request", f"{how} a group's index does not tell its step; leave `step` out and page with `after`"
             )
-        return SampleFilter(_indexes(schedule, self.step, self.index), self.row, self.include == "tokens")
+        return SampleFilter(_indexes(schedule, self.step, self.index), self.row, "tokens" in self.include)
 
 
 @router.get("", summary="List samples of a run", responses=problems(404, 500))
@@ -77,12 +84,13 @@ async def list_samples(
 ) -> Page[SampleResource]:
     """In the order in which their groups entered the experience log, archived groups included. Of long samples a page has fewer."""
     spec = (await gateway.runs.get(run_id)).record.spec
+    rows = await gateway.rows.of(spec.data) if "item" in query.include else None
     found: list[Found] = []
     held = 0
     async with aclosing(_samples(gateway, run_id, spec, after, query.filter_for(spec.schedule))) as samples:
         async for sample in samples:
             found.append(sample)
-            held += sample[1].held_bytes
+            held += sample[1].held_bytes + (add_item(sample[1], rows) if rows is not None else 0)
             if len(found) > limit or (held > _PAGE_BYTES and len(found) > 1):
                 limit = min(limit, len(found) - 1)
                 break

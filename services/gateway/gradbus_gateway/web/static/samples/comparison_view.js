@@ -6,7 +6,8 @@ import { controls, queryOf, selectionOf } from "./comparison_controls.js";
 import { number } from "../lib/format.js";
 import { groupSize, hasFixedSteps, trainsGiven } from "../lib/run_kind.js";
 import { rewardRange, sampleCard } from "./sample_card.js";
-import { byGroup, readSamples } from "./sample_log.js";
+import { rowFields } from "./row_fields.js";
+import { answersOf, byGroup, readSamples } from "./sample_log.js";
 import { tokenTexts } from "./tokens.js";
 
 const MAX_GROUPS = 4;
@@ -73,7 +74,8 @@ async function readStep(run, runHistory, selection, step, signal) {
 }
 
 async function readRow(run, selection, signal) {
-  const query = new URLSearchParams({ row: selection.row, limit: MAX_GROUPS * groupSize(run.spec), ...(selection.colour === "probability" ? { include: "tokens" } : {}) });
+  const query = new URLSearchParams({ row: selection.row, limit: MAX_GROUPS * groupSize(run.spec), include: "item" });
+  if (selection.colour === "probability") query.append("include", "tokens");
   const page = await fetchJson(`/v1/runs/${run.id}/samples?${query}`, { signal });
   return byGroup(page.data).map((samples) => ({ title: samples[0].step === null ? `Group ${samples[0].index}` : `Step ${samples[0].step}`, samples }));
 }
@@ -89,8 +91,8 @@ function columnElement(run, { title, samples, mixed, more }, { colour, texts, ra
     make("h2", {}, title),
     !first ? make("p", { class: "soft" }, isGiven ? "Not in the log yet." : "Not in the log: not sampled or not scored yet, or dropped.")
       : !isGiven && make("p", { class: "soft small" }, `by version ${versions.join(", ")}${mixed || !rewards.length ? "" : ` · mean reward ${number(mean)}`}`),
-    first && !mixed && make("div", { class: "prompt" }, make("pre", {}, first.prompt), make("button", { class: "plain small", onclick: () => update({ row: first.row_index }) }, "every group of this prompt")),
-    make("ol", { class: "cards" }, ...samples.flatMap((sample) => [mixed && make("li", { class: "of-prompt" }, make("pre", {}, sample.prompt)), sampleCard(run, sample, { colour, texts, range })])),
+    first && !mixed && make("div", { class: "prompt" }, make("pre", {}, first.prompt), rowFields(answersOf(run, first)), make("button", { class: "plain small", onclick: () => update({ row: first.row_index }) }, "every group of this prompt")),
+    make("ol", { class: "cards" }, ...samples.flatMap((sample) => [mixed && make("li", { class: "of-prompt" }, make("pre", {}, sample.prompt), rowFields(answersOf(run, sample))), sampleCard(run, sample, { colour, texts, range })])),
     more && make("p", { class: "soft small" }, mixed ? "Selected from the first 1000 samples of this step." : "There are more samples."),
   );
 }
