@@ -24,3 +24,23 @@ def test_a_sample_is_shown_with_the_rest_of_its_row(capsys):
     assert shown[2] == f"  row      answer '2\\x1b[2J'  notes '{'n' * 199}…"
     inspect._print_sample(sample | {"item": None}, run)
     assert "  row" not in capsys.readouterr().out
+
+
+class Pages:
+    """A client whose search gives one sample a page, and at first none."""
+
+    def __init__(self, samples):
+        self.pages, self.asked = [[], *([sample] for sample in samples)], []
+
+    def samples(self, _run_id, **query):
+        self.asked.append(query)
+        data = self.pages.pop(0)
+        return {"object": "list", "data": data, "has_more": bool(self.pages), "next_after": f"{len(self.asked)}"}
+
+
+def test_a_search_reads_pages_until_it_has_found_enough():
+    client = Pages(["a", "b", "c"])
+    found = inspect._found(client, "run", {"limit": 2, "text": "x"})
+    assert (found["data"], found["has_more"]) == (["a", "b"], True)
+    assert [(query["limit"], query.get("after")) for query in client.asked] == [(2, None), (2, "1"), (1, "2")]
+    assert inspect._found(Pages(["a"]), "run", {"limit": 2})["data"] == ["a"]

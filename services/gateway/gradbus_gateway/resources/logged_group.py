@@ -38,6 +38,11 @@ class LoggedGroup:
         return self.group.row
 
     @property
+    def verdict(self) -> str:
+        """`train`, `filtered` or `dropped`."""
+        return enum_word(Verdict.Name(self.entry.verdict), "VERDICT_")
+
+    @property
     def numbers(self) -> list[int]:
         """Numbers of the samples in the group."""
         return [sample.n for sample in self.group.samples]
@@ -73,7 +78,7 @@ class LoggedGroup:
             components=dict(reward.components) if reward else {},
             reward_status=enum_word(RewardStatus.Name(reward.status), "REWARD_STATUS_") if reward else "none",
             reason=_reason(reward, entry),
-            verdict=enum_word(Verdict.Name(entry.verdict), "VERDICT_"),
+            verdict=self.verdict,
             label=_label(sample, self._spec.kind),
             advantage=self.advantages[at],
             versions=[_span(number, span) for number, part in enumerate(_sequences(sample)) for span in part.spans],
