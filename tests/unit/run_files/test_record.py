@@ -16,7 +16,7 @@ def objects(tmp_path):
 
 def record(run_id, name):
     body = {"name": name, "model": {"path": "m"}, "data": {"train": "t"}, "reward": {"service": "grpc://scorer:1"}}
-    return RunRecord(run_id=run_id, spec=RunSpec.model_validate(body), created_unix_ns=1)
+    return RunRecord(run_id=run_id, spec=RunSpec.model_validate(body | {"schedule": {"steps": 1}}), created_unix_ns=1)
 
 
 @pytest.fixture
