@@ -55,9 +55,10 @@ def replay(options: ReplayOptions) -> None:
             if isinstance(line, ReplayFailure):
                 raise ReplayError(line.message)
             if isinstance(line, ReplayResult):
+                found = line
                 break
             waiting.update(f"version {line.step} of {line.to}" + (" is equal" if line.compared else ""))
-    _print(line, options.as_json)
+    _print(found, options.as_json)
 
 
 def _places(options: ReplayOptions) -> Mapping[str, str]:
@@ -83,7 +84,7 @@ def _process(order: ReplayOrder, places: Mapping[str, str]) -> Iterator[Iterator
     """The lines of the process, which ends with the block."""
     from gradbus.control.replay import REPLAY_MODULE
 
-    environment = {"GRADBUS_LOG_LEVEL": "WARNING"} | dict(os.environ) | places
+    environment = {"GRADBUS_LOG_LEVEL": "WARNING", **os.environ, **places}
     process = subprocess.Popen(
         [sys.executable, "-m", REPLAY_MODULE],
         stdin=subprocess.PIPE,

@@ -11,6 +11,7 @@ from gradbus.ids import digest_of_json
 from gradbus.spec import AncestorSpec, RunSpec
 from gradbus.v1.group_pb2 import Group, LogEntry, Verdict
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
+from gradbus_gateway.resources.logged_group import sequences
 from gradbus_gateway.resources.public_text import enum_word, public_text
 
 
@@ -62,7 +63,7 @@ class TrainedGroup(BaseModel):
         """Raises DecodeError or ValueError for an entry that no conductor has written."""
         group = Group.FromString(entry.group)
         rewards = [reward.reward for reward in entry.rewards if reward.status == REWARD_STATUS_OK]
-        parts = [part for sample in group.samples for part in (sample, *sample.forks)]
+        spans = [span for sample in group.samples for part in sequences(sample) for span in part.spans]
         return cls(
             index=entry.index,
             step=step,
@@ -72,7 +73,7 @@ class TrainedGroup(BaseModel):
             reason=public_text(entry.reason),
             samples=len(group.samples),
             reward=sum(rewards) / len(rewards) if rewards else None,
-            sampled_by=sorted({span.version for part in parts for span in part.spans if span.trainable}),
+            sampled_by=sorted({span.version for span in spans if span.trainable}),
             digest=digest,
         )
 

@@ -65,7 +65,7 @@ async def test_settings_are_changed_one_by_one(trainer, forked, submitted):
     assert ours["reward"] == theirs["reward"] | {"timeout_seconds": 3.0}
 
 
-async def test_another_scorer_algorithm_or_dataset_takes_the_place_of_the_one_before(trainer, forked, tmp_path):
+async def test_another_scorer_algorithm_or_dataset_takes_the_place_of_the_one_before(trainer, forked, submitted, tmp_path):
     await trainer.commit(2)
     grader = {"type": "regex", "pattern": "[0-9]+"}
     reward = forked(reward={"grader": grader})["spec"]["reward"]
@@ -78,7 +78,8 @@ async def test_another_scorer_algorithm_or_dataset_takes_the_place_of_the_one_be
     (tmp_path / "more.jsonl").write_text('{"prompt": "1+1=", "answer": "2"}\n')
     mixture = [{"source": "more.jsonl", "weight": 1.0}]
     data = forked(data={"mixture": mixture})["spec"]["data"]
-    assert (len(data["mixture"]), data["train"]) == (1, "")
+    assert len(data["mixture"]) == 1
+    assert data["train"] != submitted["spec"]["data"]["train"]
 
 
 async def test_settings_that_a_fork_may_not_change_are_refused_with_the_reason(trainer, refused):
