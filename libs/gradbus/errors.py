@@ -29,6 +29,7 @@ GradbusError
 ├── BroadcastError         a worker takes no part in a broadcast of weights
 ├── EngineError            a sampling server failed; `state` says how
 ├── TrackerError           an experiment tracker cannot be opened or written
+├── ReplayError            a run cannot be trained again from its archive, or ends in other digests
 ├── ApiError               the gateway refused a request; carries the problem document
 └── StackError             the embedded stack cannot start or be reached
 
@@ -201,6 +202,10 @@ class EngineError(GradbusError):
 
 class TrackerError(GradbusError):
     """An experiment tracker cannot be opened or written."""
+
+
+class ReplayError(GradbusError):
+    """A run cannot be trained again from its archive, or ends in other digests than the recorded ones."""
 
 
 class ApiError(GradbusError):

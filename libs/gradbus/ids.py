@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import secrets
 import time
@@ -34,6 +35,11 @@ def digests_in(record: bytes) -> frozenset[str]:
 def digest_of(data: bytes | memoryview) -> str:
     """`sha256:<hex>` of `data`: the name of a blob."""
     return "sha256:" + hashlib.sha256(data).hexdigest()
+
+
+def digest_of_json(value: object) -> str:
+    """`sha256:<hex>` of a value's JSON, whatever the order of its keys."""
+    return digest_of(json.dumps(value, sort_keys=True).encode())
 
 
 def digest_of_file(path: Path) -> str:

@@ -117,7 +117,10 @@ def _event_line(event: Json) -> str:
 def track(
     run_id: RunId,
     to: Annotated[
-        str, typer.Option("--to", metavar="TRACKER", help="tensorboard:DIR, wandb[:PROJECT], mlflow[:URI], trackio[:PROJECT] or csv:FILE.")
+        str,
+        typer.Option(
+            "--to", metavar="TRACKER", help="tensorboard:DIR, wandb[:PROJECT], mlflow[:URI], trackio[:PROJECT], csv:FILE or jsonl:FILE."
+        ),
     ],
     once: Annotated[bool, typer.Option("--once", help="Write what there is, and do not wait for more.")] = False,
     state: State = None,

@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Annotated, Any
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from gradbus.cli.format import figures, number, run_line
-from gradbus.cli.options import RunId, State, connect, find_run, state_option
+from gradbus.cli.options import RunId, State, connect, find_run, state_option, taking
 from gradbus.cli.output import AsJson, print_json, print_notice, printable
 from gradbus.errors import SettingsError
+
+if TYPE_CHECKING:
+    from gradbus.client import Client
+
+_FIELD_CHARACTERS: Final = 200
 
 
 def runs(limit: Annotated[int, typer.Option(min=1, max=1000)] = 20, as_json: AsJson = False, state: State = None) -> None:
@@ -59,33 +66,68 @@ def show(
     typer.echo(json.dumps(run["spec"], indent=2, ensure_ascii=False))
 
 
-def samples(
-    run_id: RunId,
+class Verdict(StrEnum):
+    """What became of a group."""
+
+    TRAIN = "train"
+    FILTERED = "filtered"
+    DROPPED = "dropped"
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOptions:
+    """Options of `gradbus samples`."""
+
+    run_id: RunId
     step: Annotated[
-        int | None, typer.Option(min=0, help="Step; default: the newest trained one. With a `free` schedule: the first samples.")
-    ] = None,
-    index: Annotated[int | None, typer.Option(min=0, help="Index of a single group.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000)] = 8,
-    as_json: AsJson = False,
-    state: State = None,
-) -> None:
+        int | None, typer.Option(min=0, help="Step; default: the newest trained one, or all if they are searched or have no fixed groups.")
+    ] = None
+    index: Annotated[int | None, typer.Option(min=0, help="Index of a single group.")] = None
+    text: Annotated[str | None, typer.Option("--search", metavar="TEXT", help="Only samples with it in prompt, response or reason.")] = None
+    verdict: Annotated[Verdict | None, typer.Option(help="Only samples of groups with this verdict.")] = None
+    min_reward: Annotated[float | None, typer.Option(help="Only samples with at least this reward.")] = None
+    max_reward: Annotated[float | None, typer.Option(help="Only samples with at most this reward.")] = None
+    limit: Annotated[int, typer.Option(min=1, max=1000)] = 8
+    as_json: AsJson = False
+    state: State = None
+
+    @property
+    def selection(self) -> dict[str, Any]:
+        """The conditions that are set, as parameters of the request."""
+        names = ("step", "index", "text", "verdict", "min_reward", "max_reward")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+@taking(SampleOptions)
+def samples(options: SampleOptions) -> None:
     """Show prompts, responses and rewards, or which response of a pair is the chosen one."""
-    with connect(state) as client:
-        run = client.run(find_run(client, run_id)["id"])
-        query = {"step": step, "index": index, "limit": limit}
+    with connect(options.state) as client:
+        run = client.run(find_run(client, options.run_id)["id"])
+        selection = options.selection
         schedule = run["spec"]["schedule"]
-        if step is None and index is None and (schedule["mode"], schedule["dynamic_sampling"]) == ("fixed_lag", 1):
-            query["step"] = max(0, run["progress"]["step"] - 1)
-        page = client.samples(run["id"], **{name: value for name, value in query.items() if value is not None})
-    if as_json:
+        if not selection and (schedule["mode"], schedule["dynamic_sampling"]) == ("fixed_lag", 1):
+            selection["step"] = max(0, run["progress"]["step"] - 1)
+        page = _found(client, run["id"], {"limit": options.limit, "include": "item", **selection})
+    if options.as_json:
         print_json(page)
         return
     for sample in page["data"]:
-        _print_sample(sample, run["kind"])
+        _print_sample(sample, run)
     if not page["data"]:
-        asked = step is not None or index is not None
-        typer.echo(f"no such samples; the run is at step {run['progress']['step']} of {run['steps']}" if asked else "no samples yet")
+        typer.echo(
+            f"no such samples; the run is at step {run['progress']['step']} of {run['steps']}" if options.selection else "no samples yet"
+        )
     _print_more_hint(page, "raise --limit to see them")
+
+
+def _found(client: Client, run_id: str, query: dict[str, Any]) -> dict[str, Any]:
+    """The first samples; a page of a search ends early where it finds few."""
+    page = client.samples(run_id, **query)
+    found: list[Any] = page["data"]
+    while page["has_more"] and len(found) < query["limit"]:
+        page = client.samples(run_id, **query | {"limit": query["limit"] - len(found), "after": page["next_after"]})
+        found += page["data"]
+    return page | {"data": found}
 
 
 def open_web_ui(
@@ -141,14 +183,23 @@ def _print_episode(sample: dict[str, Any]) -> None:
         typer.echo(f"  reason       {printable(reason)}")
 
 
-def _print_sample(sample: dict[str, Any], kind: str) -> None:
+def _print_sample(sample: dict[str, Any], run: dict[str, Any]) -> None:
     step = [] if sample["step"] is None else [f"step {sample['step']}"]
     label = [sample["label"]] if sample["label"] else []
-    typer.echo("  ".join([sample["id"], *step, *(_judgement(sample) if kind == "rl" else label), sample["verdict"]]))
+    typer.echo("  ".join([sample["id"], *step, *(_judgement(sample) if run["kind"] == "rl" else label), sample["verdict"]]))
     typer.echo(f"  prompt   {sample['prompt']!r}")
+    if run["kind"] == "rl" and (fields := _row_fields(sample["item"] or {}, run["spec"]["data"]["prompt"])):
+        typer.echo(f"  row      {fields}")
     typer.echo(f"  response {sample['text']!r} ({sample['finish_reason']})")
     if sample["reason"]:
         typer.echo(f"  reason   {printable(sample['reason'])}")
+
+
+def _row_fields(item: dict[str, Any], prompt: str) -> str:
+    """What the scorer sees beside the prompt, as the right answer."""
+    shown = {name: repr(value) for name, value in item.items() if name != prompt}
+    cut = {name: text if len(text) <= _FIELD_CHARACTERS else f"{text[:_FIELD_CHARACTERS]}…" for name, text in shown.items()}
+    return printable("  ".join(f"{name} {text}" for name, text in cut.items()))
 
 
 def _judgement(sample: dict[str, Any]) -> list[str]:

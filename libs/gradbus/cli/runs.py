@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gradbus.cli.options import RunId, State, connect, find_run, state_option, taking
 from gradbus.cli.output import AsJson, JsonLines, print_json, print_json_line
 from gradbus.errors import SettingsError
+
+if TYPE_CHECKING:
+    from gradbus.client import Client
 
 
 def run(
@@ -24,27 +27,44 @@ def run(
     """Submit a run. Uploads the model, data and grader files that the spec names."""
     from gradbus.client import load_spec
 
-    if dry_run and follow:
-        raise SettingsError("--dry-run creates no run that --follow could follow; leave one of them out")
+    submitting = Submitting(follow, dry_run, state, as_json)
     body = load_spec(spec, changes or ())
     with connect(state) as client:
-        if dry_run:
-            checked = client.check(body, spec.parent)
-            print_json_line(checked) if as_json else typer.echo(f"the spec of {checked['spec']['name']} is valid; no run was created")
+        submitting.submit(client, body, spec.parent)
+
+
+@dataclass(frozen=True, slots=True)
+class Submitting:
+    """How a submission is shown, and whether it is one. Raises SettingsError for options that exclude each other."""
+
+    follow: bool
+    dry_run: bool
+    state: Path | None
+    as_json: bool
+
+    def __post_init__(self) -> None:
+        if self.dry_run and self.follow:
+            raise SettingsError("--dry-run creates no run that --follow could follow; leave one of them out")
+
+    def submit(self, client: Client, body: dict[str, Any], folder: Path) -> None:
+        """Submits the body, whose files are below `folder`. Followed, it ends with the status that the run's end has."""
+        if self.dry_run:
+            checked = client.check(body, folder)
+            print_json_line(checked) if self.as_json else typer.echo(f"the spec of {checked['spec']['name']} is valid; no run was created")
             return
-        submitted = client.submit(body, spec.parent)
-        if as_json:
+        submitted = client.submit(body, folder)
+        if self.as_json:
             print_json_line(submitted)
         else:
             typer.echo(f"run {submitted['id']} ({submitted['name']}) is {submitted['state']}")
-        if follow:
+        if self.follow:
             from gradbus.cli.follow import follow_run, follow_run_as_json
 
-            if as_json:
+            if self.as_json:
                 raise typer.Exit(follow_run_as_json(client, submitted["id"]))
-            raise typer.Exit(follow_run(client, submitted["id"], state_option(state)))
-        if not as_json:
-            typer.echo(f"follow it: gradbus show {submitted['id']} --follow{state_option(state)}")
+            raise typer.Exit(follow_run(client, submitted["id"], state_option(self.state)))
+        if not self.as_json:
+            typer.echo(f"follow it: gradbus show {submitted['id']} --follow{state_option(self.state)}")
 
 
 def pause(run_id: RunId, state: State = None, as_json: AsJson = False) -> None:

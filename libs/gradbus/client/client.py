@@ -93,6 +93,10 @@ class Client:
         """The runs that the model of a run comes from, and the newest runs that start from it."""
         return self._json("GET", f"/v1/runs/{run_id}/lineage", params={"limit": limit})
 
+    def version_lineage(self, run_id: str, version: int, **query: Any) -> Json:
+        """What made a version, and a page of the groups of its steps, selected by `step`, `after` and `limit`."""
+        return self._json("GET", f"/v1/runs/{run_id}/versions/{version}/lineage", params=query)
+
     def pause(self, run_id: str) -> Json:
         """Requests a pause."""
         return self._json("POST", f"/v1/runs/{run_id}/pause")

@@ -23,6 +23,11 @@ def load_spec(path: Path, overrides: Iterable[str] = ()) -> Json:
         raise SpecError([Fault("(file)", f"cannot be read: {error.strerror}", str(path), "the path of a TOML file")]) from None
     except ValueError as error:
         raise SpecError([Fault("(file)", f"not TOML: {error}", str(path))]) from None
+    return with_overrides(spec, overrides)
+
+
+def with_overrides(spec: Json, overrides: Iterable[str]) -> Json:
+    """`spec` itself, with these fields. Raises SpecError when an override is malformed."""
     for override in overrides:
         _put(spec, override)
     return spec

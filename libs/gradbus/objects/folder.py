@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
-import json
 import os
 import shutil
 import tempfile
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from gradbus.errors import SettingsError
 from gradbus.formats.hf_model import sanitized_config
-from gradbus.ids import digest_of
+from gradbus.ids import digest_of_json
 from gradbus.objects.cache_dir import written_below_cache
 from gradbus.objects.durable import sync_files
 from gradbus.objects.paths import is_safe_part
@@ -35,7 +34,7 @@ async def materialise(store: ObjectStore, files: Mapping[str, str], folder: Path
     for name in files:
         if not is_safe_part(name):
             raise SettingsError(f"file name {name!r} is not safe; use letters, digits, '.', '_' and '-', and no folders")
-    key = digest_of(json.dumps(dict(files), sort_keys=True).encode()).removeprefix("sha256:")
+    key = digest_of_json(dict(files)).removeprefix("sha256:")
     target = folder / key
     if await asyncio.to_thread(target.is_dir):
         return target

@@ -27,6 +27,7 @@ TRACKERS: Final = {
     "mlflow": Tracker("gradbus.trackers.mlflow", "MlflowSink", "mlflow", "mlflow[:URI]"),
     "trackio": Tracker("gradbus.trackers.trackio", "TrackioSink", "trackio", "trackio[:PROJECT]"),
     "csv": Tracker("gradbus.trackers.table", "CsvSink", "", "csv:FILE", needs_target=True),
+    "jsonl": Tracker("gradbus.trackers.table", "JsonLinesSink", "", "jsonl:FILE", needs_target=True),
 }
 
 

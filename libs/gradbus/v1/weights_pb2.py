@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18gradbus/v1/weights.proto\x12\ngradbus.v1\"X\n\nShardDelta\x12\x11\n\tbase_step\x18\x01 \x01(\x03\x12\x13\n\x0b\x62\x61se_digest\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\"w\n\x05Shard\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07tensors\x18\x03 \x03(\t\x12%\n\x05\x63hain\x18\x04 \x03(\x0b\x32\x16.gradbus.v1.ShardDelta\x12\x12\n\ndelta_only\x18\x05 \x01(\x08\"J\n\x0cVersionProbe\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\x12\x15\n\rbase_logprobs\x18\x03 \x01(\x0c\"\xca\x01\n\x0eWeightManifest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12!\n\x06shards\x18\x05 \x03(\x0b\x32\x11.gradbus.v1.Shard\x12\x0c\n\x04noop\x18\x06 \x01(\x08\x12,\n\x05probe\x18\x07 \x01(\x0b\x32\x18.gradbus.v1.VersionProbeH\x00\x88\x01\x01\x12\x13\n\x0btraceparent\x18\x08 \x01(\tB\x08\n\x06_probe\"<\n\x0e\x43heckpointHead\x12\x0c\n\x04term\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"K\n\x0b\x41ttestation\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\"H\n\x08\x46rontier\x12\r\n\x05\x62\x65low\x18\x01 \x01(\x03\x12\r\n\x05\x61\x62ove\x18\x02 \x03(\x03\x12\r\n\x05\x63hain\x18\x03 \x01(\t\x12\x0f\n\x07\x65xtents\x18\x04 \x03(\x03\"W\n\x0fTrainerProgress\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12&\n\x08\x66rontier\x18\x03 \x01(\x0b\x32\x14.gradbus.v1.Frontier\"\xdb\x04\n\x12\x43heckpointManifest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12+\n\x07weights\x18\x04 \x01(\x0b\x32\x1a.gradbus.v1.WeightManifest\x12$\n\toptimizer\x18\x05 \x03(\x0b\x32\x11.gradbus.v1.Shard\x12&\n\x08\x66rontier\x18\x06 \x01(\x0b\x32\x14.gradbus.v1.Frontier\x12*\n\x06pinned\x18\x07 \x03(\x0b\x32\x1a.gradbus.v1.WeightManifest\x12\x10\n\x08previous\x18\x08 \x01(\t\x12<\n\x07trained\x18\t \x03(\x0b\x32+.gradbus.v1.CheckpointManifest.TrainedEntry\x12\x44\n\x0b\x66ingerprint\x18\n \x03(\x0b\x32/.gradbus.v1.CheckpointManifest.FingerprintEntry\x12\x44\n\x0b\x63ontrollers\x18\x0b \x03(\x0b\x32/.gradbus.v1.CheckpointManifest.ControllersEntry\x1a.\n\x0cTrainedEntry\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x46ingerprintEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x43ontrollersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18gradbus/v1/weights.proto\x12\ngradbus.v1\"X\n\nShardDelta\x12\x11\n\tbase_step\x18\x01 \x01(\x03\x12\x13\n\x0b\x62\x61se_digest\x18\x02 \x01(\t\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\"w\n\x05Shard\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0f\n\x07tensors\x18\x03 \x03(\t\x12%\n\x05\x63hain\x18\x04 \x03(\x0b\x32\x16.gradbus.v1.ShardDelta\x12\x12\n\ndelta_only\x18\x05 \x01(\x08\"J\n\x0cVersionProbe\x12\x11\n\ttoken_ids\x18\x01 \x01(\x0c\x12\x10\n\x08logprobs\x18\x02 \x01(\x0c\x12\x15\n\rbase_logprobs\x18\x03 \x01(\x0c\"\xca\x01\n\x0eWeightManifest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12!\n\x06shards\x18\x05 \x03(\x0b\x32\x11.gradbus.v1.Shard\x12\x0c\n\x04noop\x18\x06 \x01(\x08\x12,\n\x05probe\x18\x07 \x01(\x0b\x32\x18.gradbus.v1.VersionProbeH\x00\x88\x01\x01\x12\x13\n\x0btraceparent\x18\x08 \x01(\tB\x08\n\x06_probe\"O\n\x0f\x44\x65letedVersions\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12,\n\x08versions\x18\x02 \x03(\x0b\x32\x1a.gradbus.v1.WeightManifest\"<\n\x0e\x43heckpointHead\x12\x0c\n\x04term\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"K\n\x0b\x41ttestation\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\"H\n\x08\x46rontier\x12\r\n\x05\x62\x65low\x18\x01 \x01(\x03\x12\r\n\x05\x61\x62ove\x18\x02 \x03(\x03\x12\r\n\x05\x63hain\x18\x03 \x01(\t\x12\x0f\n\x07\x65xtents\x18\x04 \x03(\x03\"W\n\x0fTrainerProgress\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12&\n\x08\x66rontier\x18\x03 \x01(\x0b\x32\x14.gradbus.v1.Frontier\"6\n\x06Origin\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0e\n\x06\x64igest\x18\x03 \x01(\t\"\x8f\x05\n\x12\x43heckpointManifest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x03\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12+\n\x07weights\x18\x04 \x01(\x0b\x32\x1a.gradbus.v1.WeightManifest\x12$\n\toptimizer\x18\x05 \x03(\x0b\x32\x11.gradbus.v1.Shard\x12&\n\x08\x66rontier\x18\x06 \x01(\x0b\x32\x14.gradbus.v1.Frontier\x12*\n\x06pinned\x18\x07 \x03(\x0b\x32\x1a.gradbus.v1.WeightManifest\x12\x10\n\x08previous\x18\x08 \x01(\t\x12<\n\x07trained\x18\t \x03(\x0b\x32+.gradbus.v1.CheckpointManifest.TrainedEntry\x12\x44\n\x0b\x66ingerprint\x18\n \x03(\x0b\x32/.gradbus.v1.CheckpointManifest.FingerprintEntry\x12\x44\n\x0b\x63ontrollers\x18\x0b \x03(\x0b\x32/.gradbus.v1.CheckpointManifest.ControllersEntry\x12\'\n\x06origin\x18\x0c \x01(\x0b\x32\x12.gradbus.v1.OriginH\x00\x88\x01\x01\x1a.\n\x0cTrainedEntry\x12\x0b\n\x03key\x18\x01 \x01(\x03\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x46ingerprintEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x32\n\x10\x43ontrollersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\t\n\x07_originb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -45,20 +45,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_VERSIONPROBE']._serialized_end=325
   _globals['_WEIGHTMANIFEST']._serialized_start=328
   _globals['_WEIGHTMANIFEST']._serialized_end=530
-  _globals['_CHECKPOINTHEAD']._serialized_start=532
-  _globals['_CHECKPOINTHEAD']._serialized_end=592
-  _globals['_ATTESTATION']._serialized_start=594
-  _globals['_ATTESTATION']._serialized_end=669
-  _globals['_FRONTIER']._serialized_start=671
-  _globals['_FRONTIER']._serialized_end=743
-  _globals['_TRAINERPROGRESS']._serialized_start=745
-  _globals['_TRAINERPROGRESS']._serialized_end=832
-  _globals['_CHECKPOINTMANIFEST']._serialized_start=835
-  _globals['_CHECKPOINTMANIFEST']._serialized_end=1438
-  _globals['_CHECKPOINTMANIFEST_TRAINEDENTRY']._serialized_start=1288
-  _globals['_CHECKPOINTMANIFEST_TRAINEDENTRY']._serialized_end=1334
-  _globals['_CHECKPOINTMANIFEST_FINGERPRINTENTRY']._serialized_start=1336
-  _globals['_CHECKPOINTMANIFEST_FINGERPRINTENTRY']._serialized_end=1386
-  _globals['_CHECKPOINTMANIFEST_CONTROLLERSENTRY']._serialized_start=1388
-  _globals['_CHECKPOINTMANIFEST_CONTROLLERSENTRY']._serialized_end=1438
+  _globals['_DELETEDVERSIONS']._serialized_start=532
+  _globals['_DELETEDVERSIONS']._serialized_end=611
+  _globals['_CHECKPOINTHEAD']._serialized_start=613
+  _globals['_CHECKPOINTHEAD']._serialized_end=673
+  _globals['_ATTESTATION']._serialized_start=675
+  _globals['_ATTESTATION']._serialized_end=750
+  _globals['_FRONTIER']._serialized_start=752
+  _globals['_FRONTIER']._serialized_end=824
+  _globals['_TRAINERPROGRESS']._serialized_start=826
+  _globals['_TRAINERPROGRESS']._serialized_end=913
+  _globals['_ORIGIN']._serialized_start=915
+  _globals['_ORIGIN']._serialized_end=969
+  _globals['_CHECKPOINTMANIFEST']._serialized_start=972
+  _globals['_CHECKPOINTMANIFEST']._serialized_end=1627
+  _globals['_CHECKPOINTMANIFEST_TRAINEDENTRY']._serialized_start=1466
+  _globals['_CHECKPOINTMANIFEST_TRAINEDENTRY']._serialized_end=1512
+  _globals['_CHECKPOINTMANIFEST_FINGERPRINTENTRY']._serialized_start=1514
+  _globals['_CHECKPOINTMANIFEST_FINGERPRINTENTRY']._serialized_end=1564
+  _globals['_CHECKPOINTMANIFEST_CONTROLLERSENTRY']._serialized_start=1566
+  _globals['_CHECKPOINTMANIFEST_CONTROLLERSENTRY']._serialized_end=1616
 # @@protoc_insertion_point(module_scope)

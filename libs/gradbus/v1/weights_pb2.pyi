@@ -62,6 +62,14 @@ class WeightManifest(_message.Message):
     traceparent: str
     def __init__(self, run_id: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., digest: _Optional[str] = ..., shards: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., noop: bool = ..., probe: _Optional[_Union[VersionProbe, _Mapping]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
+class DeletedVersions(_message.Message):
+    __slots__ = ("run_id", "versions")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    versions: _containers.RepeatedCompositeFieldContainer[WeightManifest]
+    def __init__(self, run_id: _Optional[str] = ..., versions: _Optional[_Iterable[_Union[WeightManifest, _Mapping]]] = ...) -> None: ...
+
 class CheckpointHead(_message.Message):
     __slots__ = ("term", "step", "digest")
     TERM_FIELD_NUMBER: _ClassVar[int]
@@ -106,8 +114,18 @@ class TrainerProgress(_message.Message):
     frontier: Frontier
     def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., frontier: _Optional[_Union[Frontier, _Mapping]] = ...) -> None: ...
 
+class Origin(_message.Message):
+    __slots__ = ("run_id", "step", "digest")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    step: int
+    digest: str
+    def __init__(self, run_id: _Optional[str] = ..., step: _Optional[int] = ..., digest: _Optional[str] = ...) -> None: ...
+
 class CheckpointManifest(_message.Message):
-    __slots__ = ("run_id", "term", "step", "weights", "optimizer", "frontier", "pinned", "previous", "trained", "fingerprint", "controllers")
+    __slots__ = ("run_id", "term", "step", "weights", "optimizer", "frontier", "pinned", "previous", "trained", "fingerprint", "controllers", "origin")
     class TrainedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +158,7 @@ class CheckpointManifest(_message.Message):
     TRAINED_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     CONTROLLERS_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     term: int
     step: int
@@ -151,4 +170,5 @@ class CheckpointManifest(_message.Message):
     trained: _containers.ScalarMap[int, str]
     fingerprint: _containers.ScalarMap[str, str]
     controllers: _containers.ScalarMap[str, float]
-    def __init__(self, run_id: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., weights: _Optional[_Union[WeightManifest, _Mapping]] = ..., optimizer: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., frontier: _Optional[_Union[Frontier, _Mapping]] = ..., pinned: _Optional[_Iterable[_Union[WeightManifest, _Mapping]]] = ..., previous: _Optional[str] = ..., trained: _Optional[_Mapping[int, str]] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., controllers: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    origin: Origin
+    def __init__(self, run_id: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., weights: _Optional[_Union[WeightManifest, _Mapping]] = ..., optimizer: _Optional[_Iterable[_Union[Shard, _Mapping]]] = ..., frontier: _Optional[_Union[Frontier, _Mapping]] = ..., pinned: _Optional[_Iterable[_Union[WeightManifest, _Mapping]]] = ..., previous: _Optional[str] = ..., trained: _Optional[_Mapping[int, str]] = ..., fingerprint: _Optional[_Mapping[str, str]] = ..., controllers: _Optional[_Mapping[str, float]] = ..., origin: _Optional[_Union[Origin, _Mapping]] = ...) -> None: ...

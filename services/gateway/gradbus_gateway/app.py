@@ -15,7 +15,19 @@ from gradbus_gateway.http.description import DescribedApp
 from gradbus_gateway.http.hosts import HostCheck
 from gradbus_gateway.http.methods import HeadAndOptions
 from gradbus_gateway.http.request_limits import AdmissionMiddleware
-from gradbus_gateway.routes import events, files, health, lineage, runs, samples, sign_in, spec_checks, versions, workers
+from gradbus_gateway.routes import (
+    events,
+    files,
+    health,
+    lineage,
+    runs,
+    samples,
+    sign_in,
+    spec_checks,
+    version_lineage,
+    versions,
+    workers,
+)
 from gradbus_gateway.routes.dependencies import Gateway
 from gradbus_gateway.settings import GatewaySettings, RequestLimits
 from gradbus_gateway.web import routes as web
@@ -25,7 +37,7 @@ _DESCRIPTION = "Reinforcement-learning runs of language models. Errors are `appl
 
 # Paths are matched in this order, so the routes that are requested most come first.
 _ROUTERS = (
-    *(part.router for part in (runs, events, samples, versions, lineage, files, spec_checks, workers, sign_in, health)),
+    *(part.router for part in (runs, events, samples, versions, lineage, version_lineage, files, spec_checks, workers, sign_in, health)),
     sign_in.browser_router,
     web.router,
 )

@@ -34,6 +34,7 @@ from gradbus_gateway.intake.spec.intake import SpecIntake
 from gradbus_gateway.intake.submission import RunIntake
 from gradbus_gateway.quotas.runs import RunQuota
 from gradbus_gateway.quotas.uploads import UPLOADS, UploadQuota
+from gradbus_gateway.resources.dataset_rows import DatasetRows
 from gradbus_gateway.routes.dependencies import Gateway
 from gradbus_gateway.runs.idempotency import IdempotencyKeys
 from gradbus_gateway.runs.listing import RunList
@@ -115,6 +116,7 @@ async def open_gateway(settings: GatewaySettings, stopping: asyncio.Event) -> As
                 workers=await bus.bucket(Buckets.WORKERS),
                 buffer=buffer,
                 objects=objects,
+                rows=DatasetRows(objects, settings.cache_dir),
                 condemned=condemned,
                 weights=weights,
                 stopping=stopping,

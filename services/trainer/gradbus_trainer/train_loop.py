@@ -11,28 +11,23 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeVar
 
 from gradbus.aio.threads import finished_or_restart
-from gradbus.algorithms import Observed, after_step, algorithm_of, step_coefficients
 from gradbus.control.runs import RunRecord
 from gradbus.errors import StorageError
-from gradbus.experience.dynamic_sampling import DynamicSampling
 from gradbus.process.device_turns import DeviceTurns
 from gradbus.telemetry import observe
 from gradbus.v1.weights_pb2 import WeightManifest
 from gradbus_kernels.models.dtypes import DTYPES
 from gradbus_trainer.checkpoints.state import Snapshot, TrainerState
 from gradbus_trainer.checkpoints.writer import CheckpointWriter
-from gradbus_trainer.learners.base import Learner, RatioMetrics, StepMetrics
+from gradbus_trainer.fold import Fold
+from gradbus_trainer.learners.base import Learner
 from gradbus_trainer.run_control import RunControl
-from gradbus_trainer.step.batch import Batch
-from gradbus_trainer.step.batch_builder import build_batch
 from gradbus_trainer.step.groups import LoggedGroup
-from gradbus_trainer.step.kl_in_reward import with_kl_in_reward
 from gradbus_trainer.step.source import StepSource
-from gradbus_trainer.step.whitening import whitened
 from gradbus_trainer.telemetry.step_report import StepReporter
 from gradbus_trainer.telemetry.step_traces import StepTrace, StepTraces
 from gradbus_trainer.tensors.export import Export, export_version
@@ -66,8 +61,7 @@ class TrainLoop:
         """`state` is that of the learner: restored, or new."""
         self._run_id = record.run_id
         self._spec = record.spec
-        self._algorithm = algorithm_of(record.spec)
-        self._sampling = DynamicSampling.of(record.spec.schedule)
+        self._fold = Fold(record.spec, parts.learner, state)
         self._parts = parts
         self._state = state
         self._thread = ThreadPoolExecutor(1, "learner")
@@ -109,21 +103,18 @@ class TrainLoop:
 
     async def _train(self, groups: Sequence[LoggedGroup], began: float, trace: StepTrace) -> None:
         step = self._state.step
-        batch, stats = build_batch(step, groups, sampled=self._algorithm.is_sampled, scored=self._algorithm.is_scored)
+        batch, stats = self._fold.batch(groups)
         arrived = time.perf_counter()
         await self._parts.turns.begin()
         begun = time.perf_counter()
-        metrics = await self._in_thread(lambda: self._learn(batch))
+        metrics = await self._in_thread(lambda: self._fold.learn(batch))
         trace.trained(metrics)
-        if metrics.coefficients is not None and metrics.updates:
-            observed = Observed(metrics.loss.kl, metrics.loss.entropy, self._spec.samples_per_step)
-            self._state.controllers = after_step(self._spec.algorithm, self._state.controllers, observed)
         self._parts.checkpoints.add_trained(sum(group.size_bytes for group in groups))
         export = await self._export(step + 1, metrics.noop) if self._is_published(step + 1) else None
         trace.exported()
         trained = time.perf_counter()
         observe("gradbus.step.duration", trained - begun)
-        self._state.add_trained(groups, self._sampling)
+        self._fold.advance(groups)
         if export is not None:
             await self._publish(export)
         self._parts.reporter.reached(step + 1, self._parts.source.waiting)
@@ -135,22 +126,6 @@ class TrainLoop:
     def _is_published(self, step: int) -> bool:
         """Whether a version follows `step` trained steps: each if rollouts sample with it, else for a checkpoint or an evaluation."""
         return step % self._spec.publish_every == 0 or self._spec.evaluates(step) or self._parts.checkpoints.is_due(step)
-
-    def _learn(self, batch: Batch) -> StepMetrics:
-        """Trains the batch; in the learner's thread."""
-        coefficients = step_coefficients(self._spec.algorithm, self._state.controllers)
-        if coefficients is not None and self._algorithm.kl_by_step:
-            batch = Batch(batch.step, with_kl_in_reward(batch.samples, coefficients.kl))
-        if not self._algorithm.needs_critic:  # otherwise the learner makes the advantages, and whitens them
-            batch = Batch(batch.step, whitened(batch.samples, self._spec.algorithm.whiten))
-        metrics = replace(self._parts.learner.train(batch, coefficients), coefficients=coefficients)
-        if not self._algorithm.is_sampled:
-            return replace(metrics, ratio=RatioMetrics())  # to a policy that sampled nothing
-        if self._algorithm.needs_teacher and batch.has_weight:
-            metrics = replace(metrics, teacher_kl=batch.mean_kl("teacher_logprobs"))
-        if self._algorithm.kl_in_reward:
-            metrics = replace(metrics, loss=replace(metrics.loss, kl=batch.mean_kl("reference_logprobs")))
-        return metrics
 
     async def _export(self, step: int, noop: bool) -> Export:
         """The learner's weights as version `step`."""

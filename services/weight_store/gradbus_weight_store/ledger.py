@@ -11,6 +11,7 @@ from gradbus import crash_points
 from gradbus.bus import Bucket, Conflict, OwnedKey
 from gradbus.errors import FencedError, HistoryError, ObjectMissingError, StorageError, VersionGoneError
 from gradbus.ids import digest_of
+from gradbus.run_files.versions import remove_deleted
 from gradbus.v1.weight_store_service_pb2 import Heads
 from gradbus.v1.weights_pb2 import CheckpointHead, CheckpointManifest, Shard, WeightManifest
 from gradbus_weight_store.delete_lock import StoreDeleteLock
@@ -155,6 +156,7 @@ class Ledger:
             await self._heads.put_for(self._term.key, json.dumps(_LAST_TERM).encode(), _FENCED_SECONDS)
             for path in await self._manifests.paths(self.run_id):
                 await self._manifests.delete(path)
+            await remove_deleted(self._manifests.objects, self.run_id)
             self._versions = {}
             await self.holders.delete()
 

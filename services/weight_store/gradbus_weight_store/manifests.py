@@ -11,6 +11,7 @@ from gradbus.errors import CorruptRecordError, ManifestError, ObjectMissingError
 from gradbus.experience.records import seal, unseal
 from gradbus.ids import digest_of, is_digest
 from gradbus.objects import ObjectStore
+from gradbus.run_files.paths import checkpoint_path, checkpoints_path, version_path, versions_path
 from gradbus.telemetry import get_logger
 from gradbus.v1.weights_pb2 import CheckpointManifest, Shard, WeightManifest
 
@@ -38,7 +39,7 @@ class Manifests:
 
     async def versions(self, run_id: str) -> dict[str, WeightManifest]:
         """Path to manifest of every version of the run."""
-        paths = await self.objects.list(f"runs/{run_id}/versions")
+        paths = await self.objects.list(versions_path(run_id))
         found = await asyncio.gather(*map(self._version, paths))
         return {path: manifest for path, manifest in zip(paths, found, strict=True) if manifest is not None}
 
@@ -53,7 +54,7 @@ class Manifests:
 
     async def checkpoints(self, run_id: str) -> dict[str, CheckpointManifest]:
         """Path to manifest of every checkpoint of the run, committed or not."""
-        paths = await self.objects.list(f"runs/{run_id}/checkpoints")
+        paths = await self.objects.list(checkpoints_path(run_id))
         payloads = await asyncio.gather(*map(self._read, paths))
         return {path: CheckpointManifest.FromString(payload) for path, payload in zip(paths, payloads, strict=True) if payload is not None}
 
@@ -73,7 +74,7 @@ class Manifests:
 
     async def paths(self, run_id: str) -> list[str]:
         """Paths of all manifests of the run."""
-        return [*await self.objects.list(f"runs/{run_id}/versions"), *await self.objects.list(f"runs/{run_id}/checkpoints")]
+        return [*await self.objects.list(versions_path(run_id)), *await self.objects.list(checkpoints_path(run_id))]
 
     async def blobs(self, path: str) -> frozenset[str]:
         """Digests of the blobs that the manifest at `path` needs. Cached, since a manifest never changes."""
@@ -124,16 +125,6 @@ class Manifests:
 def run_of(path: str) -> str:
     """The run whose manifest is at `path`."""
     return path.split("/")[1]
-
-
-def version_path(manifest: WeightManifest) -> str:
-    """Path of a version's manifest."""
-    return f"runs/{manifest.run_id}/versions/{manifest.step}-{manifest.term}"
-
-
-def checkpoint_path(manifest: CheckpointManifest) -> str:
-    """Path of a checkpoint's manifest."""
-    return f"runs/{manifest.run_id}/checkpoints/{manifest.step}-{manifest.term}"
 
 
 def checkpoint_payload(manifest: CheckpointManifest) -> bytes:

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from gradbus.bus import Bucket
 from gradbus.control.runs import RunRecord
 from gradbus.errors import GradbusError
+from gradbus.run_files.versions import store_deleted
 from gradbus.spec import EVALUATED_VERSIONS, RunSpec
 from gradbus.telemetry import get_logger
 from gradbus.v1.weights_pb2 import CheckpointManifest, WeightManifest
@@ -96,7 +97,10 @@ class Retention:
                 _log.exception("deletion_failed", run_id=run_id)
 
     async def sweep(self, ledger: Ledger) -> None:
-        """Deletes what the run no longer needs: first blobs, then the manifests that name them, so that no blob is left without a name."""
+        """Deletes what the run no longer needs: first blobs, then the manifests that name them, so that no blob is left without a name.
+
+        The digests of deleted versions are kept: a replay of the run must end in them.
+        """
         head = ledger.checkpoint_head
         if head is None:
             return
@@ -111,6 +115,7 @@ class Retention:
             return
         blobs = {digest for path in old for digest in await self._manifests.blobs(path)}
         await self._named.among(blobs, without=old)  # fills the caches, so that the lock is held for a short time
+        await store_deleted(self._manifests.objects, ledger.run_id, [one for path, one in versions.items() if path in old])
         async with self.delete_lock.deleting():
             blobs -= await self._named.among(blobs, without=old)
             await delete_blobs(self._manifests.objects, blobs)

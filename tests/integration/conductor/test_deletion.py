@@ -15,6 +15,7 @@ from gradbus.control.runs import RunStatus, deletion_key
 from gradbus.errors import CorruptRecordError
 from gradbus.experience import ExperienceLog, GroupStore
 from gradbus.experience.archive import ArchiveWriter
+from gradbus.run_files.record import store_record
 from gradbus.v1.group_pb2 import LogEntry
 from gradbus.v1.weight_store_service_pb2 import PublishVersionRequest
 from gradbus.v1.weights_pb2 import Shard, WeightManifest
@@ -47,6 +48,7 @@ class Life:
             log = ExperienceLog(self.clients.buffer, run_id)
             await log.append(7, {0: LogEntry(index=0)})
             await ArchiveWriter(self.clients.objects, log, run_id).finish()
+            await store_record(self.clients.objects, self.record)
             await GroupStore(self.clients.buffer, run_id).put([self.group(1, run_id=run_id)])
             weights = await self.clients.objects.put_blob(b"weights")
             manifest = WeightManifest(run_id=run_id, term=1, digest=weights, shards=[Shard(digest=weights, size_bytes=7, tensors=["w"])])

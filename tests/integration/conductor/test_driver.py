@@ -14,6 +14,7 @@ from gradbus.experience import GroupStore
 from gradbus.experience.archive import ArchiveWriter
 from gradbus.objects import ObjectStore
 from gradbus.process import Process
+from gradbus.run_files.record import read_record
 from gradbus.v1.reward_pb2 import RewardStatus
 from gradbus_conductor import service
 from gradbus_conductor.groups.pipeline import GroupPipeline
@@ -67,6 +68,7 @@ async def test_a_cancelled_run_leaves_no_queue_and_no_keys(stage):
     await stage.drive()
     assert (await stage.status()).state == "cancelled"
     assert await queue.waiting() == 0
+    assert await stage.clients.objects.list(f"runs/{stage.run_id}") == [], "it never began"
 
 
 async def test_object_storage_that_is_away_fails_no_run(stage, monkeypatch):
@@ -119,12 +121,13 @@ async def test_a_run_of_equal_rewards_succeeds_and_says_that_nothing_was_learned
     assert "all 2 valid rewards are equal; check the scorer" in status.reason
 
 
-async def test_a_run_that_learned_succeeds_without_a_reason(stage):
+async def test_a_run_that_learned_succeeds_without_a_reason_and_leaves_its_record(stage):
     await stage.trained()
     await stage.trainer()
     await stage.drive()
     status = await stage.status()
     assert (status.state, status.reason, status.waiting_for) == ("succeeded", "", "")
+    assert await read_record(stage.clients.objects, stage.run_id) == stage.record
 
 
 async def test_a_queued_run_names_the_paused_one_that_has_the_trainer(stage):

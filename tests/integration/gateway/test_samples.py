@@ -3,15 +3,20 @@
 import struct
 import time
 from datetime import datetime
+from types import SimpleNamespace
 
 import pytest
 
 from gradbus.buffer import keys
 from gradbus.experience import ExperienceLog
 from gradbus.experience.records import seal
+from gradbus.spec import parse_spec
 from gradbus.v1.group_pb2 import Group, LogEntry, LogSegment, SegmentEntry, Verdict
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
 from gradbus.v1.sample_pb2 import FinishReason, Sample, Span
+from gradbus_gateway.resources.sample_search import SampleSearch
+from gradbus_gateway.routes import samples
+from gradbus_gateway.routes.samples import SampleFilter
 
 GROUPS = 6
 
@@ -219,3 +224,57 @@ async def test_an_advantage_with_a_kl_in_the_reward_is_the_one_that_is_trained_o
     judged.reference_logprobs[0] = struct.pack("<3f", -0.5, -2.0, 0.5)
     await ExperienceLog(buffer, run_id).append(1, {0: judged})
     assert [one["advantage"] for one in client.samples(run_id)["data"]] == expected
+
+
+async def test_a_sample_has_its_row_of_the_dataset_if_asked(client, http, run_id):
+    first = client.samples(run_id, index=1, include="item")["data"][0]
+    assert (first["item"], first["tokens"]) == ({"prompt": "1+2=", "answer": "3"}, None)
+    both = client.samples(run_id, index=1, include=["item", "tokens"])["data"][0]
+    assert (both["item"], len(both["tokens"]["ids"])) == (first["item"], 3)
+    assert client.samples(run_id, index=1)["data"][0]["item"] is None, "nobody asked"
+    assert client.samples(run_id, index=2, include="item")["data"][0]["item"] is None, "the dataset has two rows"
+    assert http.get(f"/v1/runs/{run_id}/samples?include=answer").status_code == 422
+    assert http.get(f"/v1/runs/{run_id}/samples?include=item&include=item&include=item").status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ({"text": "TEXT 3."}, ["3.0", "3.1"]),
+        ({"text": "prompt 2"}, ["2.0", "2.1"]),
+        ({"text": "cannot be judged", "index": 4}, ["4.1"]),
+        ({"text": "nowhere"}, []),
+        ({"min_reward": 1.0, "max_reward": 1.0}, [f"{index}.0" for index in range(GROUPS)]),
+        ({"min_reward": 0.0, "text": "5"}, ["5.0"]),
+        ({"max_reward": 0.5}, []),
+        ({"verdict": "filtered"}, []),
+        ({"verdict": "train", "step": 2}, ["4.0", "4.1", "5.0", "5.1"]),
+    ],
+)
+async def test_a_search_finds_what_meets_every_condition(client, run_id, query, found):
+    page = client.samples(run_id, limit=100, **query)
+    assert ([sample["id"] for sample in page["data"]], page["has_more"]) == (found, False)
+
+
+async def test_a_search_goes_on_over_pages(client, run_id):
+    found, after = [], ""
+    while after is not None:
+        page = client.samples(run_id, limit=2, after=after, min_reward=1.0)
+        found += [sample["id"] for sample in page["data"]]
+        after = page["next_after"]
+    assert found == [f"{index}.0" for index in range(GROUPS)]
+
+
+@pytest.mark.parametrize("query", ["text=" + "x" * 201, "verdict=judged", "min_reward=nan", "max_reward=much", "max_reward=inf"])
+async def test_a_search_for_what_there_cannot_be_is_refused(http, run_id, query):
+    assert http.get(f"/v1/runs/{run_id}/samples?{query}").status_code == 422
+
+
+async def test_a_search_ends_its_page_after_so_many_groups_and_tells_where_to_go_on(run_id, submitted, buffer, objects, monkeypatch):
+    monkeypatch.setattr(samples, "_SEARCHED_GROUPS", 4)
+    gateway, spec = SimpleNamespace(buffer=buffer, objects=objects), parse_spec(submitted["spec"])
+    selected = SampleFilter(None, None, with_tokens=False, search=SampleSearch(text="prompt 5"))
+    [(cursor, nothing)] = [found async for found in samples._samples(gateway, run_id, spec, "", selected)]
+    assert nothing is None
+    found = [sample.id async for _, sample in samples._samples(gateway, run_id, spec, cursor, selected)]
+    assert found == ["5.0", "5.1"]

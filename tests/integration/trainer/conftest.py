@@ -15,9 +15,11 @@ from gradbus.algorithms import algorithm_of, metric_names_of
 from gradbus.bus import Buckets, Bus, EventLog
 from gradbus.control.runs import RunRecord, WorkerPresence
 from gradbus.experience import ExperienceLog
+from gradbus.experience.archive import ArchiveWriter
 from gradbus.objects import ObjectStore
 from gradbus.process import WorkerHeartbeat
 from gradbus.process.device_turns import DeviceTurns
+from gradbus.run_files.record import store_record
 from gradbus.spec import RunSpec
 from gradbus.telemetry import run_metrics
 from gradbus.v1.group_pb2 import Group, LogEntry, Verdict
@@ -29,6 +31,7 @@ from gradbus_trainer.checkpoints.writer import CheckpointWriter
 from gradbus_trainer.learners.device_tenant import LearnerTenant
 from gradbus_trainer.learners.torch import TorchLearner
 from gradbus_trainer.run_control import RunControl
+from gradbus_trainer.settings import Settings
 from gradbus_trainer.step.collector import collector_for
 from gradbus_trainer.step.live_log import LiveLog, missing_reporter
 from gradbus_trainer.telemetry.learning_alarms import LearningAlarms
@@ -40,6 +43,8 @@ from gradbus_trainer.train_loop import TrainLoop, TrainLoopParts
 from gradbus_trainer.versions.publisher import Publisher
 from gradbus_trainer.versions.store_client import StoreClient
 from gradbus_trainer.versions.writer import VersionWriter
+
+from .replay_lab import Archived
 
 VOCABULARY = 23
 GROUPS, SAMPLES = 2, 4
@@ -186,5 +191,28 @@ def new_run(bus, buffer, objects, stub, model_folder, scratch):
         record = RunRecord(run_id=run_id, spec=spec, created_unix_ns=1)
         await (await bus.bucket(Buckets.RUNS)).put(f"{run_id}.spec", record.to_bytes())
         return Trained(record, bus, ExperienceLog(buffer, run_id), objects, stub, model_folder, scratch, **fields)
+
+    return make
+
+
+async def forgotten(run):
+    """Whether retention has deleted version 0, which no resume needs."""
+    return not any("/0-" in path for path in await run.objects.list(f"runs/{run.run_id}/versions"))
+
+
+@pytest.fixture
+def archived(new_run, objects, model_folder, tmp_path):
+    """Trains a run on twelve groups, or those that are given, and leaves it as its conductor does at its end."""
+
+    async def make(spec, verdicts=None, groups=range(12), train=None):
+        files = {path.name: await objects.put_file(path) for path in sorted(model_folder.iterdir())}
+        spec = spec.model_copy(update={"model": spec.model.model_copy(update={"files": files})})
+        run = await new_run(spec)
+        await run.write(groups, verdicts)
+        await (train(run) if train else run.train())
+        await until(lambda: forgotten(run))
+        await ArchiveWriter(objects, run.log, run.run_id).finish()
+        await store_record(objects, run.record)
+        return Archived(run, Settings(cache_dir=tmp_path / "cache", worker_id="replay"))
 
     return make

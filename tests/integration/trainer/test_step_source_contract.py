@@ -5,7 +5,9 @@ import asyncio
 import pytest
 
 from gradbus.algorithms import algorithm_of
+from gradbus.experience.archive import ArchiveWriter
 from gradbus.v1 import weight_store_service_pb2 as pb
+from gradbus_trainer.replay.archived_log import ArchivedLog
 from gradbus_trainer.step.collector import collector_for
 from gradbus_trainer.step.frontier import Frontier
 from gradbus_trainer.step.groups import LoggedGroup
@@ -15,7 +17,7 @@ from .conftest import GROUPS, make_entry
 
 
 class ListSource:
-    """The steps of a log that is complete: a replay of an archive would yield the same."""
+    """The steps of a log that is complete."""
 
     def __init__(self, groups, collector):
         self._collector = collector
@@ -35,11 +37,16 @@ async def list_source(run, spec, frontier):
     return ListSource([LoggedGroup.of(stored, algorithm) for stored in await run.log.read()], collector_for(spec, frontier))
 
 
-@pytest.fixture(params=["live", "list"])
+@pytest.fixture(params=["live", "list", "archive"])
 async def source(request, new_run, make_spec):
     """Over a log of three steps, written in the reverse order."""
     run, frontier = await new_run(make_spec()), Frontier()
     await run.write(reversed(range(3 * GROUPS)))
+    if request.param == "archive":
+        await ArchiveWriter(run.objects, run.log, run.run_id).finish()
+        spec = run.record.spec
+        yield ArchivedLog(run.objects, run.run_id, algorithm_of(spec), collector_for(spec, frontier)), frontier
+        return
     if request.param == "list":
         yield await list_source(run, run.record.spec, frontier), frontier
         return

@@ -15,6 +15,7 @@ from gradbus.bus import EventLog, events
 from gradbus.errors import FencedError
 from gradbus.v1 import weight_store_service_pb2 as pb
 from gradbus.v1.group_pb2 import Group, Verdict
+from gradbus.v1.weights_pb2 import Origin
 from gradbus_trainer.tensors import scratch
 from gradbus_trainer.versions.publisher import Publisher
 from gradbus_trainer.versions.store_client import StoreClient
@@ -59,6 +60,19 @@ async def test_a_run_ends_with_every_step_published_and_the_last_one_committed(n
     assert await committed_steps(run) == [2, 4, 6]
     assert len({(await version(run, step)).digest for step in range(1, 7)}) == 6, "each kept by the checkpoint that pins it"
     assert manifest.weights == await version(run, 6)
+
+
+async def test_the_checkpoints_of_a_run_that_started_from_another_name_its_version(new_run, make_spec):
+    parent = {"run": "run-parent", "name": "parent", "version": 3, "digest": f"sha256:{'a' * 64}"}
+    started = make_spec(model={"run": "run-parent", "version": 3, "lineage": {"base": "b", "ancestors": [parent]}})
+    manifests = []
+    for spec in (started, make_spec()):
+        run = await new_run(spec)
+        await run.write(range(12))
+        await run.train()
+        manifests.append(await checkpoint(run))
+    assert manifests[0].origin == Origin(run_id="run-parent", step=3, digest=parent["digest"])
+    assert not manifests[1].HasField("origin")
 
 
 ADAPTERS = {"algorithm": {"kl": 0.1}, "trainer": {"learning_rate": 1e-2, "lora": {"rank": 2}}}

@@ -9,6 +9,7 @@ import pytest
 from gradbus.bus import Buckets
 from gradbus.ids import digest_of
 from gradbus.objects import ObjectStore
+from gradbus.run_files.versions import read_versions
 from gradbus.v1.weights_pb2 import CheckpointHead, Shard, WeightManifest
 from gradbus_weight_store.manifests import Manifests
 from gradbus_weight_store.named_blobs import NamedBlobs
@@ -140,6 +141,8 @@ async def test_retention_keeps_what_a_resume_needs_and_deletes_the_rest(store_pr
     assert [path.rpartition("/")[2] for path in await objects.list(f"runs/{trainer.run_id}/checkpoints")] == ["6-1", "8-1"]
     assert await status_of(trainer.version(4)) == grpc.StatusCode.OUT_OF_RANGE
     assert await status_of(trainer.version(9)) == grpc.StatusCode.NOT_FOUND
+    known = await read_versions(objects, trainer.run_id)
+    assert sorted(known.digests) == list(range(9)), "the digests of deleted versions are kept"
     for step in range(9):
         shard = digest_of(f"weights {trainer.run_id} {step}".encode())
         assert await objects.has_blob(shard) == (step >= 5)

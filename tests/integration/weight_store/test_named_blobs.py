@@ -13,8 +13,9 @@ from gradbus.bus import Buckets, Bus, BusSettings
 from gradbus.control.runs import RunStatus
 from gradbus.ids import digest_of
 from gradbus.objects import ObjectStore
+from gradbus.run_files.paths import checkpoint_path, version_path
 from gradbus.v1.weights_pb2 import CheckpointManifest, Shard, WeightManifest
-from gradbus_weight_store.manifests import Manifests, checkpoint_path, checkpoint_payload, version_path
+from gradbus_weight_store.manifests import Manifests, checkpoint_payload
 from gradbus_weight_store.named_blobs import NamedBlobs
 
 BLOBS = [digest_of(bytes([number])) for number in range(4)]

@@ -1,6 +1,11 @@
 """The lines of `gradbus lineage`."""
 
-from gradbus.cli.lineage import tree
+import pytest
+from typer.testing import CliRunner
+
+from gradbus.cli.__main__ import app
+from gradbus.cli.history.lineage import tree, version_lines
+from gradbus.errors import SettingsError
 
 
 def related(name, version, state="succeeded", role="model"):
@@ -33,3 +38,48 @@ def test_a_run_stands_between_its_ancestors_and_its_children():
 def test_a_run_without_relations_stands_below_its_model():
     found = {"run_id": "run-1", "name": "first", "base": "owner/name@0", "ancestors": [], "reward_model": [], "teacher": [], "children": []}
     assert list(tree(found, "queued")) == ["owner/name@0", "└─ run-1  first  queued  *"]
+
+
+GROUP = {
+    "index": 7,
+    "step": 3,
+    "row_index": 5,
+    "prompt": "x" * 70,
+    "verdict": "train",
+    "reason": "",
+    "samples": 4,
+    "reward": 0.25,
+    "sampled_by": [2, 3],
+}
+
+
+def test_a_version_has_a_line_for_what_judged_it_and_for_each_group():
+    found = {
+        "run_id": "run-1",
+        "name": "first",
+        "version": 4,
+        "digest": "sha256:4",
+        "base": "models/base",
+        "parent": {"run": "run-0", "name": "sft", "version": 40, "digest": "sha256:0"},
+        "scorers": [{"section": "reward", "kind": "grader", "name": "regex", "version": "sha256:a"}],
+        "groups": [GROUP, GROUP | {"verdict": "filtered", "reason": "equal", "reward": None, "sampled_by": []}],
+    }
+    assert list(version_lines(found)) == [
+        "version 4 of run-1  first  sha256:4",
+        "from     models/base, by version 40 of run-0 (sft)",
+        "scorer   reward: grader regex  sha256:a",
+        f"step 3  group 7  row 5  train  4 samples by 2, 3  reward 0.250  '{'x' * 60}…'",
+        f"step 3  group 7  row 5  filtered (equal)  4 samples given  '{'x' * 60}…'",
+    ]
+    plain = found | {"digest": None, "parent": None, "scorers": [], "groups": []}
+    assert list(version_lines(plain)) == ["version 4 of run-1  first  not published", "from     models/base"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [(["run@x"], "'x' is no version of run; give its step, as in run@40"), (["run", "--step", "3"], "as in run@4, which step 3 makes")],
+)
+def test_what_names_no_version_is_refused_before_anybody_is_asked(arguments, told):
+    result = CliRunner().invoke(app, ["lineage", *arguments])
+    assert isinstance(result.exception, SettingsError)
+    assert told in str(result.exception)

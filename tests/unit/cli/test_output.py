@@ -2,6 +2,7 @@
 
 import json
 
+from gradbus.cli import inspect
 from gradbus.cli.output import print_json
 
 
@@ -12,3 +13,34 @@ def test_no_control_character_reaches_the_terminal_and_the_value_is_the_same(cap
     assert json.loads(printed) == value
     assert "é 你" in printed
     assert not [letter for letter in printed if letter != "\n" and (letter < " " or "\x7f" <= letter < "\xa0")]
+
+
+def test_a_sample_is_shown_with_the_rest_of_its_row(capsys):
+    sample = {"id": "1.0", "step": 0, "label": "", "verdict": "train", "prompt": "1+1=", "text": "2", "finish_reason": "stop", "reason": ""}
+    sample |= {"versions": [{"version": 3}], "components": {}, "reward_status": "ok", "reward": 1.0}
+    run = {"kind": "rl", "spec": {"data": {"prompt": "question"}}}
+    inspect._print_sample(sample | {"item": {"question": "1+1=", "answer": "2\x1b[2J", "notes": "n" * 300}}, run)
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[2] == f"  row      answer '2\\x1b[2J'  notes '{'n' * 199}…"
+    inspect._print_sample(sample | {"item": None}, run)
+    assert "  row" not in capsys.readouterr().out
+
+
+class Pages:
+    """A client whose search gives one sample a page, and at first none."""
+
+    def __init__(self, samples):
+        self.pages, self.asked = [[], *([sample] for sample in samples)], []
+
+    def samples(self, _run_id, **query):
+        self.asked.append(query)
+        data = self.pages.pop(0)
+        return {"object": "list", "data": data, "has_more": bool(self.pages), "next_after": f"{len(self.asked)}"}
+
+
+def test_a_search_reads_pages_until_it_has_found_enough():
+    client = Pages(["a", "b", "c"])
+    found = inspect._found(client, "run", {"limit": 2, "text": "x"})
+    assert (found["data"], found["has_more"]) == (["a", "b"], True)
+    assert [(query["limit"], query.get("after")) for query in client.asked] == [(2, None), (2, "1"), (1, "2")]
+    assert inspect._found(Pages(["a"]), "run", {"limit": 2})["data"] == ["a"]

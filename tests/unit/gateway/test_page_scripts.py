@@ -320,3 +320,37 @@ def test_a_worker_that_reads_the_dataset_is_not_said_to_sample(script):
     given, sampled = script("run/workers.js", body)
     assert given.endswith("\u2013 \u2013 reading 1 groups")
     assert sampled.endswith("\u2013 0 % sampling 1 groups")
+
+
+RANKED = {
+    "id": "run-1",
+    "progress": {"step": 9},
+    "spec": {"kind": "rl", "algorithm": {}, "schedule": {"mode": "fixed_lag", "dynamic_sampling": 1}},
+}
+
+
+@pytest.mark.parametrize(
+    ("address", "selected"),
+    [
+        ("show=search&text=no+answer&verdict=filtered", "show=search&text=no+answer&verdict=filtered"),
+        ("show=search&verdict=unheard&text=" + "x" * 300, "show=search&text=" + "x" * 200 + "&verdict="),
+        ("show=nothing&steps=1,2", "steps=1%2C2&at=0&show=prompt"),
+        ("row=3&show=search", "row=3"),
+        ("steps=4&at=2&show=low", "steps=4&at=2&show=low"),
+    ],
+)
+def test_the_selection_of_samples_is_kept_in_the_address(script, address, selected):
+    body = "return `${page.queryOf(page.selectionOf(new URLSearchParams(given[0]), given[1]))}`;"
+    assert script("samples/comparison_controls.js", body, address, RANKED) == selected
+
+
+def test_the_rest_of_a_row_stands_beside_a_sample_of_a_policy(script):
+    run = {"kind": "rl", "data": {"prompt": "question"}}
+    sample = SAMPLE | {"item": {"question": "1+1=", "answer": "2", "tags": ["a"]}}
+    body = "return given[0].map(([spec, sample]) => page.answersOf({ spec }, sample));"
+    cases = [(run, sample), (run, SAMPLE | {"item": None}), (run, SAMPLE), (run | {"kind": "sft"}, sample)]
+    assert script("samples/sample_log.js", body, cases) == [[["answer", "2"], ["tags", '["a"]']], [], [], []]
+    shown = script(
+        "samples/row_fields.js", "return given[0].map((fields) => page.rowFields(fields).textContent ?? false);", [[["answer", "2"]], []]
+    )
+    assert shown == ["answer 2", False]

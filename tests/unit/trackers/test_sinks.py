@@ -99,11 +99,12 @@ def test_what_a_power_cut_left_half_written_is_written_again(fed, tmp_path, rest
     assert [position for _, position in read_events(file)][-1] < len(whole)
 
 
-def test_a_table_has_every_point_once(fed, tmp_path):
-    path = tmp_path / "out" / "run.csv"
-    assert fed(f"csv:{path}", 7) == [39, 39]
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_table_has_every_point_once(fed, tmp_path, kind):
+    path = tmp_path / "out" / "run"
+    assert fed(f"{kind}:{path}", 7) == [39, 39]
     with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+        rows = list(csv.DictReader(file) if kind == "csv" else map(json.loads, file))
     assert [(int(row["step"]), float(row["train/reward"])) for row in rows if row["group"] == "train"] == list(REWARDS.items())
     assert [(int(row["step"]), float(row["eval/accuracy"])) for row in rows if row["group"] == "eval"] == list(ACCURACIES.items())
     assert list(path.parent.iterdir()) == [path]

@@ -16,6 +16,7 @@ from gradbus.errors import DatasetError, FencedError, ObjectMissingError
 from gradbus.experience import ExperienceLog, GroupStore
 from gradbus.experience.archive import ArchiveWriter
 from gradbus.rpc import describe_rpc_error
+from gradbus.run_files.record import store_record
 from gradbus.telemetry import export_metrics, get_logger
 from gradbus.v1.weight_store_service_pb2 import OpenTermRequest
 from gradbus_conductor.clients import Clients
@@ -100,6 +101,7 @@ class Driver:
         self._status.begin(data.train.prompts, data.evaluation.prompts if data.evaluation else "")
         state = self._status.status.state
         await self._status.transition("starting" if state == "queued" else state)
+        await store_record(self._clients.objects, self._record)  # a run that has begun has an archive, which is read without the bus
         loop = RunLoop(context, data)
         ending = await loop.drive()
         if ending.state == "queued":

@@ -19,6 +19,7 @@ from gradbus.control.runs import DELETED_SECONDS, FINAL_STATES, RunRecord, RunSt
 from gradbus.errors import CorruptRecordError, GradbusError
 from gradbus.experience import GroupStore
 from gradbus.experience.archive import remove_archive
+from gradbus.run_files.record import remove_record
 from gradbus.telemetry import get_logger
 from gradbus.v1.weight_store_service_pb2 import DeleteRunRequest
 from gradbus_conductor.clients import Clients
@@ -98,6 +99,7 @@ class RunDeletion:
     async def _remove_content(self, run_id: str) -> None:
         await GroupStore(self._clients.buffer, run_id).forget_run()
         await remove_archive(self._clients.objects, run_id)
+        await remove_record(self._clients.objects, run_id)
         await self._clients.weight_store.DeleteRun(DeleteRunRequest(run_id=run_id), timeout=_RPC_SECONDS)
         await (await self._clients.bus.bucket(Buckets.PROBES)).purge(run_id)
 

@@ -21,14 +21,22 @@ from gradbus.spec import RunSpec, refuse_unstorable
 from gradbus.strict_json import collection_paused
 from gradbus_gateway.http.problems import ProblemError
 from gradbus_gateway.intake.check_turns import CheckTurns
+from gradbus_gateway.intake.fork import FORK, ForkOf
 from gradbus_gateway.intake.spec.intake import SpecIntake
 from gradbus_gateway.quotas.runs import RunQuota
 from gradbus_gateway.runs.idempotency import IdempotencyKeys, IdempotencyRecord
 from gradbus_gateway.runs.store import Run, RunStore
 
 _SPEC: Final = {"$ref": "#/components/schemas/RunSpec"}  # the same as in a response, where every default is filled in
+_FORK: Final = {
+    "type": "object",
+    "title": "Fork",
+    "description": "The spec of a run with a version of it as the model; other fields replace that spec's.",
+    "required": [FORK],
+    "properties": {FORK: ForkOf.model_json_schema()},
+}
 _TOML: Final = {"type": "string", "description": "The same spec as TOML."}
-_CONTENT: Final = {"application/json": {"schema": _SPEC}, "application/toml": {"schema": _TOML}}
+_CONTENT: Final = {"application/json": {"schema": {"anyOf": [_SPEC, _FORK]}}, "application/toml": {"schema": _TOML}}
 SPEC_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": _CONTENT}}
 """How the OpenAPI document describes a submission's body."""
 

@@ -38,6 +38,11 @@ class LoggedGroup:
         return self.group.row
 
     @property
+    def verdict(self) -> str:
+        """`train`, `filtered` or `dropped`."""
+        return enum_word(Verdict.Name(self.entry.verdict), "VERDICT_")
+
+    @property
     def numbers(self) -> list[int]:
         """Numbers of the samples in the group."""
         return [sample.n for sample in self.group.samples]
@@ -73,16 +78,16 @@ class LoggedGroup:
             components=dict(reward.components) if reward else {},
             reward_status=enum_word(RewardStatus.Name(reward.status), "REWARD_STATUS_") if reward else "none",
             reason=_reason(reward, entry),
-            verdict=enum_word(Verdict.Name(entry.verdict), "VERDICT_"),
+            verdict=self.verdict,
             label=_label(sample, self._spec.kind),
             advantage=self.advantages[at],
-            versions=[_span(number, span) for number, part in enumerate(_sequences(sample)) for span in part.spans],
+            versions=[_span(number, span) for number, part in enumerate(sequences(sample)) for span in part.spans],
             worker=group.worker,
             engine=group.engine,
             dispatched_version=entry.version,
             admitted_at=self.admitted_at,
             trace_id=group.traceparent[3:35],
-            token_count=sum(token_count(part.token_ids) for part in _sequences(sample)),
+            token_count=sum(token_count(part.token_ids) for part in sequences(sample)),
             episode=EpisodeResource.of(sample.episode) if sample.HasField("episode") else None,
             tokens=self._tokens(at, sample) if with_tokens else None,
         )
@@ -91,7 +96,7 @@ class LoggedGroup:
         frozen = [_logprobs(of_samples, at) for of_samples in (self.entry.reference_logprobs, self.entry.teacher_logprobs)]
         found: list[SequenceTokens] = []
         start = 0
-        for part in _sequences(sample):
+        for part in sequences(sample):
             end = start + token_count(part.token_ids)
             found.append(
                 SequenceTokens(
@@ -106,7 +111,7 @@ class LoggedGroup:
         return SampleTokens(**dict(found[0]), forks=found[1:])
 
 
-def _sequences(sample: Sample) -> list[Sample | Fork]:
+def sequences(sample: Sample) -> list[Sample | Fork]:
     """By the numbers that turns and spans have: 0 is the sample's own, also where it has no token."""
     return [sample, *sample.forks]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Final, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import BaseModel, Field
 
@@ -75,6 +75,9 @@ class SampleResource(BaseModel):
     token_count: int = Field(description="Tokens of the response, in all its sequences.")
     episode: EpisodeResource | None = Field(None, description="Of a run with an environment.")
     tokens: SampleTokens | None = Field(None, description="With `include=tokens`.")
+    item: dict[str, Any] | None = Field(
+        None, description="With `include=item`: its row of the dataset, as the scorer sees it; null if the dataset has more than 1 GiB."
+    )
 
     @classmethod
     def unreadable(cls, entry_id: str, index: int, admitted_at: datetime) -> Self:

@@ -17,6 +17,7 @@ from gradbus_gateway.auth.sessions import Sessions
 from gradbus_gateway.events.feeds import EventFeeds
 from gradbus_gateway.intake.submission import RunIntake
 from gradbus_gateway.quotas.uploads import UploadQuota
+from gradbus_gateway.resources.dataset_rows import DatasetRows
 from gradbus_gateway.runs.listing import RunList
 from gradbus_gateway.runs.relations import RunRelations
 from gradbus_gateway.runs.store import RunStore
@@ -41,6 +42,7 @@ class Gateway:
     workers: Bucket
     buffer: Redis
     objects: ObjectStore
+    rows: DatasetRows
     condemned: CondemnedBlobs
     weights: WeightStoreServiceAsyncStub
     stopping: asyncio.Event = field(default_factory=asyncio.Event)

@@ -29,6 +29,9 @@ async def post_run(
 ) -> RunResource:
     """The body is a run spec, as JSON or (with `Content-Type: application/toml`) as TOML. The files that it names are stored.
 
+    With `fork_of`, a run and one of its checkpoints, it is that run's spec with this version as the model; it gives only what is to be
+    different.
+
     A repeated `Idempotency-Key` with the same body returns the same run; with another body it is refused.
     """
     body = await gateway.intake.read(request, key.id)

@@ -19,8 +19,10 @@ from gradbus.v1.group_pb2 import LogEntry
 from gradbus_gateway.http.description import problems
 from gradbus_gateway.http.problems import ProblemError
 from gradbus_gateway.http.strict_query import StrictQueryRoute
+from gradbus_gateway.resources.dataset_rows import add_item
 from gradbus_gateway.resources.logged_group import LoggedGroup, admission_time
 from gradbus_gateway.resources.page import INT64_END, Limit, Page
+from gradbus_gateway.resources.sample_search import SampleSearch
 from gradbus_gateway.resources.samples import SampleResource
 from gradbus_gateway.routes.authentication import LIST, READ
 from gradbus_gateway.routes.dependencies import Gateway, GatewayDep
@@ -29,6 +31,9 @@ router = APIRouter(prefix="/v1/runs/{run_id}/samples", tags=["runs"], dependenci
 _log = get_logger(__name__)
 _PAGE_BYTES: Final = 16 << 20
 _UNREADABLE: Final = (DecodeError, LookupError, ValueError)
+_SEARCHED_GROUPS: Final = 20_000
+_AFTER_ALL: Final = 999_999_999
+"""Above the number of every sample of a group."""
 Found = tuple[str, SampleResource]
 """Cursor and sample."""
 Step = Annotated[
@@ -36,7 +41,13 @@ Step = Annotated[
 ]
 Index = Annotated[int | None, Query(ge=0, lt=INT64_END, description="Only samples of this group.")]
 Row = Annotated[int | None, Query(ge=0, lt=INT64_END, description="Only groups of this row of the dataset, counted from 0.")]
-Include = Annotated[Literal["tokens"] | None, Query(description="`tokens`: with token ids of prompt and response, and log-probabilities.")]
+Include = Annotated[
+    list[Literal["tokens", "item"]] | None,
+    Query(
+        max_length=2,
+        description="`tokens`: with token ids of prompt and response, and log-probabilities. `item`: with the dataset's row. Repeatable.",
+    ),
+]
 _AFTER = "`next_after` of the previous page, or `<milliseconds since 1970>-0.0`: only groups that entered the log since then."
 After = Annotated[str, Query(pattern=r"^(\d{1,18}-\d{1,18}\.\d{1,9})?$", description=_AFTER)]
 
@@ -50,16 +61,20 @@ class SampleFilter:
     row: int | None
     """Of the dataset; None for all."""
     with_tokens: bool
+    search: SampleSearch
 
 
 class SampleQuery:
     """The query parameters that select samples."""
 
-    def __init__(self, step: Step = None, index: Index = None, row: Row = None, include: Include = None) -> None:
+    def __init__(
+        self, search: Annotated[SampleSearch, Depends()], step: Step = None, index: Index = None, row: Row = None, include: Include = None
+    ) -> None:
+        self.search = search
         self.step = step
         self.index = index
         self.row = row
-        self.include = include
+        self.include = frozenset(include or ())
 
     def filter_for(self, schedule: ScheduleSpec) -> SampleFilter:
         """The filter for a run with this schedule. Raises the problem `invalid-request` for `step` where no index tells it."""
@@ -68,25 +83,33 @@ class SampleQuery:
             raise ProblemError(
                 422, "invalid-request", f"{how} a group's index does not tell its step; leave `step` out and page with `after`"
             )
-        return SampleFilter(_indexes(schedule, self.step, self.index), self.row, self.include == "tokens")
+        return SampleFilter(_indexes(schedule, self.step, self.index), self.row, "tokens" in self.include, self.search)
 
 
 @router.get("", summary="List samples of a run", responses=problems(404, 500))
 async def list_samples(
     run_id: str, gateway: GatewayDep, query: Annotated[SampleQuery, Depends()], after: After = "", limit: Limit = 20
 ) -> Page[SampleResource]:
-    """In the order in which their groups entered the experience log, archived groups included. Of long samples a page has fewer."""
+    """In the order in which their groups entered the experience log, archived groups included. Of long samples a page has fewer.
+
+    A page of a search may have fewer too, and even none: it ends after 20,000 groups, and the next one goes on.
+    """
     spec = (await gateway.runs.get(run_id)).record.spec
+    rows = await gateway.rows.of(spec.data) if "item" in query.include else None
     found: list[Found] = []
-    held = 0
+    held, searched = 0, ""
     async with aclosing(_samples(gateway, run_id, spec, after, query.filter_for(spec.schedule))) as samples:
-        async for sample in samples:
-            found.append(sample)
-            held += sample[1].held_bytes
+        async for cursor, sample in samples:
+            if sample is None:
+                searched = cursor
+                break
+            found.append((cursor, sample))
+            held += sample.held_bytes + (add_item(sample, rows) if rows is not None else 0)
             if len(found) > limit or (held > _PAGE_BYTES and len(found) > 1):
                 limit = min(limit, len(found) - 1)
                 break
-    return Page[SampleResource].of(found, limit)
+    page = Page[SampleResource].of(found, limit)
+    return page.model_copy(update={"has_more": True, "next_after": searched}) if searched and not page.has_more else page
 
 
 def _indexes(schedule: ScheduleSpec, step: int | None, index: int | None) -> range | None:
@@ -108,11 +131,11 @@ def _samples_of(
         _log.warning("group_unreadable", entry=stored.stream_id, error=f"{type(error).__name__}: {error}")
         group = None
     if group is None:
-        if selected.row is None and above < 0:
+        if selected.row is None and above < 0 and selected.search.selects_all:
             yield 0, unreadable
     elif selected.row is None or group.row == selected.row:
         for at, number in enumerate(group.numbers):
-            if number > above:
+            if number > above and (selected.search.selects_all or selected.search.finds(group, at)):
                 yield number, _sample(group, at, selected.with_tokens) or unreadable
 
 
@@ -124,7 +147,10 @@ def _sample(group: LoggedGroup, at: int, with_tokens: bool) -> SampleResource | 
         return None
 
 
-async def _samples(gateway: Gateway, run_id: str, spec: RunSpec, after: str, selected: SampleFilter) -> AsyncGenerator[Found, None]:
+async def _samples(
+    gateway: Gateway, run_id: str, spec: RunSpec, after: str, selected: SampleFilter
+) -> AsyncGenerator[tuple[str, SampleResource | None], None]:
+    """Cursors and samples; None where a search has read enough for one page."""
     last_entry, _, last_sample = after.rpartition(".")
     # The group in which the previous page ended is read again, for its other samples.
     start = max(START, StreamId.parse(last_entry).before()) if last_entry else START
@@ -140,4 +166,7 @@ async def _samples(gateway: Gateway, run_id: str, spec: RunSpec, after: str, sel
                 yield f"{stored.stream_id}.{number}", sample
             left -= 1
             if left == 0:
+                return
+            if left == -1 - _SEARCHED_GROUPS and not selected.search.selects_all:
+                yield f"{stored.stream_id}.{_AFTER_ALL}", None
                 return

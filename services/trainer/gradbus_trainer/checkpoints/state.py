@@ -11,7 +11,7 @@ from gradbus.experience.dynamic_sampling import DynamicSampling
 from gradbus.objects import ObjectStore
 from gradbus.spec import RunSpec
 from gradbus.telemetry import get_logger
-from gradbus.v1.weights_pb2 import WeightManifest
+from gradbus.v1.weights_pb2 import CheckpointManifest, WeightManifest
 from gradbus_trainer.learners.base import Learner
 from gradbus_trainer.step.frontier import Frontier
 from gradbus_trainer.step.groups import LoggedGroup
@@ -61,7 +61,13 @@ async def restore(store: StoreClient, objects: ObjectStore, learner: Learner, sc
     response = await store.checkpoint()
     if response is None:
         return TrainerState()
-    manifest = response.manifest
+    return await restore_from(response.manifest, response.digest, objects, learner, scratch, spec)
+
+
+async def restore_from(
+    manifest: CheckpointManifest, digest: str, objects: ObjectStore, learner: Learner, scratch: Scratch, spec: RunSpec
+) -> TrainerState:
+    """Brings the learner to a checkpoint, whose manifest has this digest."""
     stored = await load_tensors(objects, manifest.optimizer, scratch)
     masters = {name.removesuffix(_MASTER): tensor for name, tensor in stored.items() if name.endswith(_MASTER)}
     optimizer = {name: tensor for name, tensor in stored.items() if not name.endswith(_MASTER)}
@@ -70,7 +76,7 @@ async def restore(store: StoreClient, objects: ObjectStore, learner: Learner, sc
     await in_run_thread(lambda: learner.restore(manifest.step, weights, optimizer), "restore learner")
     kept = {pinned.step: pinned for pinned in manifest.pinned if spec.needs_version(pinned.step, manifest.step)}
     _log.info("checkpoint_restored", run_id=manifest.run_id, step=manifest.step, digest=manifest.weights.digest)
-    return TrainerState(manifest.step, Frontier.from_message(manifest.frontier), response.digest, {}, kept, dict(manifest.controllers))
+    return TrainerState(manifest.step, Frontier.from_message(manifest.frontier), digest, {}, kept, dict(manifest.controllers))
 
 
 @dataclass(frozen=True, slots=True)

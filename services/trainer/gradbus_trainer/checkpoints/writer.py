@@ -16,8 +16,9 @@ from gradbus.bus import EventLog
 from gradbus.control.runs import RunRecord
 from gradbus.errors import ModelError
 from gradbus.objects import ObjectStore
+from gradbus.spec import ModelSpec
 from gradbus.telemetry import span
-from gradbus.v1.weights_pb2 import CheckpointManifest
+from gradbus.v1.weights_pb2 import CheckpointManifest, Origin
 from gradbus_kernels.operators.base.dispatch import VARIABLE as KERNELS
 from gradbus_trainer.checkpoints.state import Snapshot, TrainerState
 from gradbus_trainer.versions.object_storage import store_files, until_complete, until_stored
@@ -70,14 +71,16 @@ class CheckpointWriter:
         await self._events.wait_until_stored()
         step = snapshot.state.step
         with span("checkpoint", attributes={"gradbus.run.id": self._record.run_id, "gradbus.step": step}):
-            digest = await commit(self._store, self._objects, snapshot, self._term, self._fingerprint)
+            digest = await commit(self._store, self._objects, snapshot, self._term, self._fingerprint, _origin(self._record.spec.model))
         for file in snapshot.optimizer:
             file.remove()
         state.previous = digest
         self._events.emit("checkpoint", f"checkpoint {step}", {"step": step, "digest": digest}, key=f"checkpoint:{step}")
 
 
-async def commit(store: StoreClient, objects: ObjectStore, snapshot: Snapshot, term: int, fingerprint: Mapping[str, str]) -> str:
+async def commit(
+    store: StoreClient, objects: ObjectStore, snapshot: Snapshot, term: int, fingerprint: Mapping[str, str], origin: Origin | None = None
+) -> str:
     """Stores the optimiser's shards and moves the head; the manifest's digest.
 
     Raises ModelError if the version of the step has not been published: a fault of the caller.
@@ -98,6 +101,7 @@ async def commit(store: StoreClient, objects: ObjectStore, snapshot: Snapshot, t
         trained=state.trained,
         fingerprint=dict(fingerprint),
         controllers=state.controllers,
+        origin=origin,
     )
 
     async def stored_and_committed() -> str:
@@ -106,6 +110,13 @@ async def commit(store: StoreClient, objects: ObjectStore, snapshot: Snapshot, t
         return await store.commit(manifest)
 
     return await until_complete(stored_and_committed, what)
+
+
+def _origin(model: ModelSpec) -> Origin | None:
+    if model.lineage is None:
+        return None
+    parent = model.lineage.ancestors[0]
+    return Origin(run_id=parent.run, step=parent.version, digest=parent.digest)
 
 
 def fingerprint(threads: int) -> dict[str, str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 from gradbus.access.keyring import Keyring
 from gradbus.errors import Fault, SpecError
 from gradbus.objects import ObjectStore
-from gradbus.spec import AncestorSpec, Kind, LineageSpec, ModelSpec, Version
+from gradbus.spec import AncestorSpec, Kind, LineageSpec, ModelSpec, RunSpec, Version
 from gradbus.v1.weight_store_service_pb2 import ListCheckpointsRequest
 from gradbus.v1.weights_pb2 import WeightManifest
 from gradbus_gateway.http.problems import ProblemError
@@ -61,12 +61,16 @@ class RunModels:
         _check_kind(spec.kind, kind, f"{field}.run", run)
         if spec.trainer.lora is not None:
             allowed = (
-                f"a run that trains every weight; or merge its adapters: `gradbus export {parent.run_id} DIR`, and DIR as {field}.path"
+                f"a run that trains every weight; or merge its adapters: `gradbus export {parent.run_id} DIR`, and DIR as the model's path"
             )
             raise _refusal(f"{field}.run", "the run trains adapters, which are no model by themselves", run, allowed)
         manifest = _chosen(await self._committed(parent.run_id), version, parent, field)
         files = {file.name: file.digest for file in await version_files(self._objects, spec.model.files or {}, manifest)}
         return VersionFolder(files, _lineage(parent, manifest))
+
+    async def spec(self, found: VersionFolder) -> RunSpec:
+        """The spec of the run whose version was found. Raises the problem 404 if it has been deleted meanwhile."""
+        return (await self._runs.get(found.lineage.ancestors[0].run)).record.spec
 
     async def keep(self, found: VersionFolder) -> bool:
         """Whether the files are still stored, to be called after the run that names them was: from then on nobody deletes them.

@@ -30,6 +30,7 @@ from gradbus.spec.model_faults import model_faults
 from gradbus.tokenizer.launcher import ForkServer
 from gradbus_gateway.intake.check_turns import CheckTurns
 from gradbus_gateway.intake.data import DataIntake, StoredData
+from gradbus_gateway.intake.fork import Forks
 from gradbus_gateway.intake.model.intake import ModelIntake, StoredModel
 from gradbus_gateway.intake.model.run_models import RunModels, VersionFolder, of_version
 from gradbus_gateway.intake.prompt_check import PromptCheck
@@ -59,6 +60,7 @@ class SpecIntake:
     def __init__(self, objects: ObjectStore, tokenizers: ForkServer, settings: GatewaySettings, run_models: RunModels) -> None:
         self._settings = settings
         self._run_models = run_models
+        self._forks = Forks(run_models)
         self._prompts = PromptCheck(objects, tokenizers)
         self._models = ModelIntake(objects, settings)
         self._datasets = DataIntake(objects, settings)
@@ -69,7 +71,7 @@ class SpecIntake:
 
         If it has none, its first prompts are encoded. `caller` is the API key, because one key has one check of a kind at a time.
         """
-        body = with_operator_scorer(body, self._settings.reward_service)
+        body = with_operator_scorer(await self._forks.spec(body, caller), self._settings.reward_service)
         faults: list[Fault] = []
         spec: RunSpec | None = None
         try:

@@ -3,9 +3,14 @@ import { make } from "../lib/elements.js";
 import { hasFixedSteps, readsRewards, trainsGiven } from "../lib/run_kind.js";
 
 const MAX_STEPS = 4;
+const MAX_SEARCH_CHARACTERS = 200;
+const VERDICTS = [["", "any"], ["train", "trained"], ["filtered", "filtered"], ["dropped", "dropped"]];
 
 /** Whether the samples of a step can be ordered by reward. */
 const isRanked = (run) => hasFixedSteps(run.spec) && readsRewards(run.spec);
+
+/** What may be shown of a run. */
+const shows = (run) => [["prompt", "one prompt, all its samples"], ...(isRanked(run) ? [["low", "lowest rewards of the step"], ["high", "highest rewards of the step"]] : []), ["search", "a search of all samples"]];
 
 /** The selection in the address's query; by default the first, the last and two steps between. */
 export function selectionOf(query, run) {
@@ -15,15 +20,17 @@ export function selectionOf(query, run) {
   return {
     steps: given.length ? given.slice(0, MAX_STEPS) : [...new Set(evenly)],
     at: Number(query.get("at")) || 0,
-    show: isRanked(run) ? query.get("show") ?? "prompt" : "prompt",
+    show: shows(run).some(([name]) => name === query.get("show")) ? query.get("show") : "prompt",
+    text: (query.get("text") ?? "").slice(0, MAX_SEARCH_CHARACTERS),
+    verdict: VERDICTS.some(([name]) => name === query.get("verdict")) ? query.get("verdict") : "",
     colour: trainsGiven(run.spec) ? "" : query.get("colour") ?? "",
     row: query.has("row") ? Number(query.get("row")) : null,
   };
 }
 
 /** The reverse of `selectionOf`. */
-export function queryOf({ steps, at, show, colour, row }) {
-  const parts = row === null ? { steps: steps.join(","), at, show } : { row };
+export function queryOf({ steps, at, show, colour, row, text, verdict }) {
+  const parts = row !== null ? { row } : show === "search" ? { show, text, verdict } : { steps: steps.join(","), at, show };
   return new URLSearchParams(colour ? { ...parts, colour } : parts);
 }
 
@@ -38,9 +45,11 @@ export function controls(run, selection, update) {
   }
   return make(
     "div", { class: "controls" },
-    stepFields(run, selection, update),
-    isRanked(run) && choice("Show", "show", [["prompt", "one prompt, all its samples"], ["low", "lowest rewards of the step"], ["high", "highest rewards of the step"]]),
-    selection.show === "prompt" && groupField(run, selection, update), colour,
+    selection.show !== "search" && stepFields(run, selection, update),
+    choice("Show", "show", shows(run)),
+    selection.show === "prompt" && groupField(run, selection, update),
+    selection.show === "search" && searchField(selection, update),
+    selection.show === "search" && choice("Groups", "verdict", VERDICTS), colour,
   );
 }
 
@@ -48,6 +57,12 @@ function stepFields(run, selection, update) {
   const fields = selection.steps.map((step, at) =>
     make("input", { type: "number", min: 0, max: Math.max(0, run.steps - 1), value: step, "aria-label": `step of column ${at + 1}`, onchange: (event) => update({ steps: selection.steps.with(at, Math.max(0, Number(event.target.value) || 0)) }) }));
   return make("div", { class: "field" }, make("span", {}, hasFixedSteps(run.spec) ? "Steps" : "Steps, about"), make("span", { class: "row steps" }, ...fields));
+}
+
+function searchField(selection, update) {
+  return make(
+    "label", { class: "field" }, make("span", {}, "Text in prompt, response or reason"),
+    make("input", { type: "search", maxlength: MAX_SEARCH_CHARACTERS, value: selection.text, "aria-label": "text to search for", onchange: (event) => update({ text: event.target.value }) }));
 }
 
 function groupField(run, selection, update) {

@@ -6,11 +6,14 @@ import { controls, queryOf, selectionOf } from "./comparison_controls.js";
 import { number } from "../lib/format.js";
 import { groupSize, hasFixedSteps, trainsGiven } from "../lib/run_kind.js";
 import { rewardRange, sampleCard } from "./sample_card.js";
-import { byGroup, readSamples } from "./sample_log.js";
+import { rowFields } from "./row_fields.js";
+import { answersOf, byGroup, readSamples } from "./sample_log.js";
 import { tokenTexts } from "./tokens.js";
 
 const MAX_GROUPS = 4;
 const MAX_CARDS = 12;
+const MAX_FOUND = 24;
+const MAX_PAGES = 20;
 
 export async function showComparison({ root, signal, query, showError }, runId) {
   const run = await fetchJson(`/v1/runs/${runId}`, { signal });
@@ -55,6 +58,7 @@ async function readColumns(run, selection, signal) {
   const runHistory = historyOf(run.id);
   await loadHistory(run.id, runHistory, signal);
   if (selection.row !== null) return readRow(run, selection, signal);
+  if (selection.show === "search") return [await search(run, selection, signal)];
   return Promise.all(selection.steps.map((step) => readStep(run, runHistory, selection, step, signal)));
 }
 
@@ -72,13 +76,29 @@ async function readStep(run, runHistory, selection, step, signal) {
   return { title: `Step ${step}`, samples: scored.slice(0, MAX_CARDS), mixed: true, more: page.has_more };
 }
 
+/** The first samples of the whole log that are found; a page of a search may have few or none. */
+async function search(run, { text, verdict, colour }, signal) {
+  const samples = [];
+  let after = "";
+  for (let pages = 0; after !== null && samples.length < MAX_FOUND && pages < MAX_PAGES; pages += 1) {
+    const query = new URLSearchParams({ text, limit: MAX_FOUND - samples.length, after, include: "item" });
+    if (verdict) query.set("verdict", verdict);
+    if (colour === "probability") query.append("include", "tokens");
+    const page = await fetchJson(`/v1/runs/${run.id}/samples?${query}`, { signal });
+    samples.push(...page.data);
+    after = page.next_after;
+  }
+  return { title: "Found", samples, mixed: true, more: after !== null, none: "Nothing was found." };
+}
+
 async function readRow(run, selection, signal) {
-  const query = new URLSearchParams({ row: selection.row, limit: MAX_GROUPS * groupSize(run.spec), ...(selection.colour === "probability" ? { include: "tokens" } : {}) });
+  const query = new URLSearchParams({ row: selection.row, limit: MAX_GROUPS * groupSize(run.spec), include: "item" });
+  if (selection.colour === "probability") query.append("include", "tokens");
   const page = await fetchJson(`/v1/runs/${run.id}/samples?${query}`, { signal });
   return byGroup(page.data).map((samples) => ({ title: samples[0].step === null ? `Group ${samples[0].index}` : `Step ${samples[0].step}`, samples }));
 }
 
-function columnElement(run, { title, samples, mixed, more }, { colour, texts, range, update }) {
+function columnElement(run, { title, samples, mixed, more, none }, { colour, texts, range, update }) {
   const rewards = samples.map((sample) => sample.reward).filter((reward) => reward !== null);
   const mean = rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length;
   const first = samples[0];
@@ -87,11 +107,11 @@ function columnElement(run, { title, samples, mixed, more }, { colour, texts, ra
   return make(
     "section", { class: "column" },
     make("h2", {}, title),
-    !first ? make("p", { class: "soft" }, isGiven ? "Not in the log yet." : "Not in the log: not sampled or not scored yet, or dropped.")
+    !first ? make("p", { class: "soft" }, none && !more ? none : none ? "Nothing was found in the first part of the log." : isGiven ? "Not in the log yet." : "Not in the log: not sampled or not scored yet, or dropped.")
       : !isGiven && make("p", { class: "soft small" }, `by version ${versions.join(", ")}${mixed || !rewards.length ? "" : ` · mean reward ${number(mean)}`}`),
-    first && !mixed && make("div", { class: "prompt" }, make("pre", {}, first.prompt), make("button", { class: "plain small", onclick: () => update({ row: first.row_index }) }, "every group of this prompt")),
-    make("ol", { class: "cards" }, ...samples.flatMap((sample) => [mixed && make("li", { class: "of-prompt" }, make("pre", {}, sample.prompt)), sampleCard(run, sample, { colour, texts, range })])),
-    more && make("p", { class: "soft small" }, mixed ? "Selected from the first 1000 samples of this step." : "There are more samples."),
+    first && !mixed && make("div", { class: "prompt" }, make("pre", {}, first.prompt), rowFields(answersOf(run, first)), make("button", { class: "plain small", onclick: () => update({ row: first.row_index }) }, "every group of this prompt")),
+    make("ol", { class: "cards" }, ...samples.flatMap((sample) => [mixed && make("li", { class: "of-prompt" }, make("pre", {}, sample.prompt), rowFields(answersOf(run, sample))), sampleCard(run, sample, { colour, texts, range })])),
+    more && make("p", { class: "soft small" }, none ? "There are more samples; search for a longer text." : mixed ? "Selected from the first 1000 samples of this step." : "There are more samples."),
   );
 }
 

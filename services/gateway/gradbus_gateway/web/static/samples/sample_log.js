@@ -1,14 +1,15 @@
 // Reads samples from the experience log. The log is in order of time, so the time of a step's metrics tells where to begin.
 import { fetchJson } from "../lib/api.js";
-import { groupSize, hasFixedSteps, stepsAhead } from "../lib/run_kind.js";
+import { groupSize, hasFixedSteps, stepsAhead, trainsGiven } from "../lib/run_kind.js";
 
 const MARGIN_MS = 5000;
 
-/** Samples of one step (`step`) or one group (`index`); `tokens` adds ids and log-probabilities. */
+/** Samples of one step (`step`) or one group (`index`) with their rows; `tokens` adds ids and log-probabilities. */
 export async function readSamples(run, history, { step, index, tokens = false, limit = 1000 }, signal) {
   const { groups_per_step: width } = run.spec.schedule;
   const filter = step === undefined ? { index } : { step };
-  const query = new URLSearchParams({ ...filter, limit, ...(tokens ? { include: "tokens" } : {}) });
+  const query = new URLSearchParams({ ...filter, limit, include: "item" });
+  if (tokens) query.append("include", "tokens");
   const expected = (step === undefined ? 1 : width) * groupSize(run.spec);
   const trainingStep = step ?? Math.floor(index / width);
   const start = hasFixedSteps(run.spec) ? history.timeOf(trainingStep - stepsAhead(run.spec) - 2) : undefined;
@@ -17,6 +18,13 @@ export async function readSamples(run, history, { step, index, tokens = false, l
     if (page.has_more || page.data.length >= expected) return page;
   }
   return fetchJson(`/v1/runs/${run.id}/samples?${query}`, { signal });
+}
+
+/** The row's fields beside its prompt, of a run whose responses are not the row's own: [[name, text]]. */
+export function answersOf(run, sample) {
+  if (!sample.item || trainsGiven(run.spec)) return [];
+  const { prompt } = run.spec.data;
+  return Object.entries(sample.item).filter(([name]) => name !== prompt).map(([name, value]) => [name, typeof value === "string" ? value : JSON.stringify(value)]);
 }
 
 /** The samples of each group, in the order of the log. */

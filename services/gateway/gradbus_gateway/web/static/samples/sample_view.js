@@ -4,7 +4,8 @@ import { isMasked, rewardRange, sampleCard } from "./sample_card.js";
 import { make, withCode } from "../lib/elements.js";
 import { historyOf, loadHistory } from "../run/event_stream.js";
 import { conversation, endOf } from "./conversation.js";
-import { readSamples } from "./sample_log.js";
+import { rowFields } from "./row_fields.js";
+import { answersOf, readSamples } from "./sample_log.js";
 import { promptText, shadedTokens, tokenTexts } from "./tokens.js";
 import { clock, duration, number, plural, signed } from "../lib/format.js";
 import { readsRewards, trainsGiven } from "../lib/run_kind.js";
@@ -27,6 +28,7 @@ export async function showSample({ root, signal }, runId, sampleId) {
   root.append(
     make("section", { class: "text" },
       make("h2", {}, "Prompt"), make("pre", { class: "prompt" }, sample.prompt),
+      rowFields(answersOf(run, sample)),
       make("h2", {}, "Response"), make("pre", { class: "response" }, ...shadedTokens(sample, texts)),
       ...forks(sample, texts),
       !isGiven && make("p", { class: "soft small" }, texts ? "The stronger a token's colour, the less probable it was when it was sampled; point at a token to see its probability." : "The model's tokenizer.json cannot be read here, so single tokens are not shown.")),

@@ -1,12 +1,10 @@
 """Runs whose model is a version of another run: what is resolved, what is refused, and what both show."""
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save
 
 from gradbus.access.api_keys import new_api_key, write_api_keys
 from gradbus.access.keyring import Keyring
@@ -14,10 +12,6 @@ from gradbus.bus import Buckets
 from gradbus.client import Client
 from gradbus.control.condemned import Condemned, CondemnedBlobs, key_of
 from gradbus.errors import SpecError
-from gradbus.ids import digest_of
-from gradbus.v1.weight_store_service_pb2 import CommitCheckpointRequest, OpenTermRequest, PublishVersionRequest
-from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
-from gradbus.v1.weights_pb2 import CheckpointManifest, Shard, WeightManifest
 from gradbus_gateway.intake.model.run_models import RunModels
 from gradbus_gateway.intake.spec.intake import SpecIntake
 from gradbus_gateway.intake.submission import RunIntake, Submission
@@ -26,46 +20,6 @@ from gradbus_gateway.runs.idempotency import IdempotencyKeys
 from gradbus_gateway.runs.relations import RunRelations
 from gradbus_gateway.runs.store import RunStore
 from gradbus_gateway.settings import GatewaySettings, Quotas
-
-
-@dataclass
-class ParentTrainer:
-    """Publishes and commits versions of a run, whose weights are those of its model plus the step."""
-
-    stub: WeightStoreServiceStub
-    objects: object
-    run_id: str
-    weights: dict
-    previous: str = ""
-
-    async def publish(self, step):
-        content = save({name: tensor + step for name, tensor in self.weights.items()})
-        shard = Shard(digest=await self.objects.put_blob(content), size_bytes=len(content), tensors=sorted(self.weights))
-        manifest = WeightManifest(run_id=self.run_id, term=1, step=step, digest=digest_of(b"tensors" + content), shards=[shard])
-        await self.stub.PublishVersion(PublishVersionRequest(manifest=manifest))
-        return manifest
-
-    async def commit(self, step):
-        version = await self.publish(step)
-        manifest = CheckpointManifest(run_id=self.run_id, term=1, step=step, weights=version, previous=self.previous)
-        self.previous = (await self.stub.CommitCheckpoint(CommitCheckpointRequest(manifest=manifest))).digest
-        return version
-
-
-@pytest.fixture
-def trainer_of(channel, objects, model_folder):
-    async def of(run_id):
-        stub = WeightStoreServiceStub(channel)
-        await stub.OpenTerm(OpenTermRequest(run_id=run_id, term=1))
-        return ParentTrainer(stub, objects, run_id, load_file(model_folder / "model.safetensors"))
-
-    return of
-
-
-@pytest.fixture
-async def trainer(trainer_of, submitted):
-    """Trains the submitted run."""
-    return await trainer_of(submitted["id"])
 
 
 @pytest.fixture

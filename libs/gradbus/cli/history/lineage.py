@@ -1,0 +1,104 @@
+"""Subcommand lineage: of a run, or of one of its versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from gradbus.cli.format import number
+from gradbus.cli.options import State, connect, find_run
+from gradbus.cli.output import AsJson, print_json, print_notice, printable
+from gradbus.errors import SettingsError
+
+if TYPE_CHECKING:
+    from gradbus.client import Client
+
+_INDENT: Final = "   "
+_VERBS: Final = {"reward_model": "scored by", "teacher": "taught by"}
+"""What a version of another run does for a run that does not start from it."""
+_PROMPT_CHARACTERS: Final = 60
+
+
+def lineage(
+    run: Annotated[str, typer.Argument(metavar="ID[@VERSION]", help="Run id or its beginning, run name, or `last`; of it, a version.")],
+    step: Annotated[int | None, typer.Option(min=0, help="Of a version: only the groups of this step. Default: of all before it.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="Newest runs that start from it; of a version, the first groups.")] = 100,
+    as_json: AsJson = False,
+    state: State = None,
+) -> None:
+    """Show which runs a run's model comes from and which start from it, or the groups, prompts and scorers that made a version."""
+    given, at, version = run.partition("@")
+    if at and not version.isdecimal():
+        raise SettingsError(f"{version!r} is no version of {given}; give its step, as in {given}@40")
+    if step is not None and not at:
+        raise SettingsError(f"--step is of a version; name one, as in {given}@{step + 1}, which step {step} makes")
+    with connect(state) as client:
+        if at:
+            asked = {"limit": limit} | ({} if step is None else {"step": step})
+            _show_version(client.version_lineage(find_run(client, given)["id"], int(version), **asked), as_json)
+        else:
+            _show_run(client, given, limit, as_json)
+
+
+def _show_run(client: Client, given: str, limit: int, as_json: bool) -> None:
+    run = find_run(client, given)
+    found = client.lineage(run["id"], limit)
+    if as_json:
+        print_json(found)
+        return
+    for line in tree(found, run["state"]):
+        typer.echo(printable(line))
+    if found["has_more"]:
+        print_notice("there are more runs that start from it; raise --limit to see them")
+
+
+def _show_version(found: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(found)
+        return
+    for line in version_lines(found):
+        typer.echo(printable(line))
+    if found["has_more"]:
+        print_notice("there are more groups; raise --limit, or select those of one step by --step")
+
+
+def tree(found: dict[str, Any], state: str) -> Iterator[str]:
+    """The lines of a lineage: the first run's model, then each run below the one that it starts from."""
+    yield found["base"]
+    taken, depth = "", 0
+    for run in found["ancestors"]:
+        yield _line(depth, run["id"], run["name"], run["state"], taken)
+        taken, depth = f"  from version {run['version']}", depth + 1
+    yield _line(depth, found["run_id"], found["name"], state, taken) + "  *"
+    for role, verb in _VERBS.items():
+        for run in found[role][-1:]:
+            yield f"{_INDENT * (depth + 1)}{verb} version {run['version']} of {run['id']}  {run['name']}  {run['state']}"
+    for run in found["children"]:
+        verb = _VERBS.get(run["role"], "from")
+        yield _line(depth + 1, run["id"], run["name"], run["state"], f"  {verb} version {run['version']}")
+
+
+def version_lines(found: dict[str, Any]) -> Iterator[str]:
+    """The lines of a version's lineage: what it is and begins with, what judged its samples, and a line for each group."""
+    yield f"version {found['version']} of {found['run_id']}  {found['name']}  {found['digest'] or 'not published'}"
+    parent = found["parent"]
+    yield f"from     {found['base']}" + (f", by version {parent['version']} of {parent['run']} ({parent['name']})" if parent else "")
+    for scorer in found["scorers"]:
+        yield f"scorer   {scorer['section']}: {scorer['kind']} {scorer['name']}  {scorer['version']}"
+    for group in found["groups"]:
+        yield _group_line(group)
+
+
+def _group_line(group: dict[str, Any]) -> str:
+    sampled = f"by {', '.join(map(str, group['sampled_by']))}" if group["sampled_by"] else "given"
+    reward = "" if group["reward"] is None else f"  reward {number(group['reward'])}"
+    shown = group["prompt"][:_PROMPT_CHARACTERS] + ("…" if len(group["prompt"]) > _PROMPT_CHARACTERS else "")
+    reason = f" ({group['reason']})" if group["reason"] else ""
+    left = f"step {group['step']}  group {group['index']}  row {group['row_index']}  {group['verdict']}{reason}"
+    return f"{left}  {group['samples']} samples {sampled}{reward}  {shown!r}"
+
+
+def _line(depth: int, run_id: str, name: str, state: str, taken: str) -> str:
+    return f"{_INDENT * depth}└─ {run_id}  {name}  {state}{taken}"

@@ -1,0 +1,1 @@
+"""What object storage holds of a run beside its log: its record, its manifests, and the digests of deleted versions."""
