@@ -23,7 +23,7 @@ _SAMPLES: Final = 1000
 """A page of samples."""
 _LIMITS: Final[dict[Bottleneck, str]] = {
     "token": "sampling is the limit: more rollouts, faster ones, or more rollout.slots if they have the memory",
-    "train": "training is the limit: give the trainer a faster device or more ranks; it pays for no further rollout",
+    "train": "training is the limit: give the trainer a faster device or more ranks; a further rollout brings nothing",
     "load": "loading weights is the limit: larger steps, fewer bytes (LoRA, weights.dtype), or the schedule `free`",
     "between": "the way between trainer and rollouts is the limit (scoring, log, publishing): a larger schedule.max_staleness hides it",
 }
