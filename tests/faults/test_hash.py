@@ -1,5 +1,10 @@
 """The hash test: any schedule of faults and worker counts ends in the same weights, bit for bit."""
 
+import asyncio
+import json
+import subprocess
+import sys
+
 import pytest
 import pytest_asyncio
 from ledger import check, read_ledger
@@ -38,6 +43,14 @@ def faults_of(stack, outcome, spec):
     return check(ledger, schedule["groups_per_step"], schedule["steps"], schedule["max_staleness"], fixed_lag=fixed_lag)
 
 
+def replayed(stack, run_id):
+    """The digest in which the run's archive ends when it is trained again."""
+    command = [sys.executable, "-m", "gradbus.cli", "replay", run_id, "--json", "--state", str(stack.state.root)]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)["digest"]
+
+
 @pytest.mark.slow  # the next one has two as well
 @pytest.mark.parametrize("rollouts", [2, 3])
 async def test_the_number_of_rollouts_changes_no_bit(stack_of, spec, true_digest, rollouts):
@@ -58,6 +71,7 @@ async def test_every_process_killed_at_random_changes_no_bit(pair, spec, true_di
         outcome = await train(pair, spec, kills, seed)
         assert tuple(outcome.killed) == kills, f"the run ended before {group} were killed"
         assert (outcome.state, outcome.digest) == ("succeeded", true_digest), group
+        assert await asyncio.to_thread(replayed, pair, outcome.run_id) == true_digest
         assert faults_of(pair, outcome, spec) == [], group
 
 

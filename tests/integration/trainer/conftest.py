@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
+from s3_servers import moto_server  # noqa: F401 - a fixture
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from gradbus.algorithms import algorithm_of, metric_names_of

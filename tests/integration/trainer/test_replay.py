@@ -1,9 +1,13 @@
 """A replay ends in the digests of the run, for every way in which a log becomes steps and for every kind of state."""
 
 import asyncio
+import json
 
 import pytest
+from typer.testing import CliRunner
 
+from gradbus.cli.__main__ import app
+from gradbus.control.replay import ReplayResult
 from gradbus.v1.group_pb2 import Verdict
 
 from .conftest import until
@@ -72,3 +76,15 @@ async def test_versions_that_retention_has_deleted_are_compared_too(archived, ma
     await until(swept)
     found = await run.replay()
     assert (found.versions, found.checkpoints) == (list(range(7)), [6])
+
+
+async def test_a_replay_from_a_bucket_finds_the_run_by_its_name_and_ends_in_the_same_digests(archived, make_spec, moto_server, monkeypatch):
+    run = await archived(make_spec(**LORA))
+    found, bucket = await run.replay(), moto_server.store(monkeypatch)
+    for path in [*await run.objects.list("runs"), *await run.objects.list("blobs")]:
+        await bucket.put(path, await run.objects.get(path))
+    monkeypatch.setenv("GRADBUS_OBJECTS_CREDENTIALS", json.dumps(moto_server.credentials))
+    monkeypatch.setenv("GRADBUS_CACHE_DIR", str(run.settings.cache_dir / "of-the-command"))
+    answer = await asyncio.to_thread(CliRunner().invoke, app, ["replay", "test", "--objects", bucket.url, "--json"])
+    assert answer.exit_code == 0, answer.exception
+    assert ReplayResult.model_validate_json(answer.stdout) == found
