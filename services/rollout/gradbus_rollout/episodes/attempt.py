@@ -329,9 +329,13 @@ class Attempt:
             extension = await self._turns.extend(transcript.drawn_in(transcript.turns[number]), as_chat(answer.messages))
         except DatasetError as error:
             raise InvalidItemError(str(error)) from error
-        fits = transcript.tokens_before(number) + len(extension.token_ids) < context
-        if fits:
+        so_far = transcript.up_to(number)
+        before = await self._turns.without_thinking(so_far) if extension.ends_thinking else so_far.token_ids
+        fits = len(before) + len(extension.token_ids) < context
+        if fits and before == so_far.token_ids:
             self._sequence = transcript.extended(number, extension)
+        elif fits:
+            self._sequence = transcript.rewritten(number, extension, before)
         return fits
 
     def _over(self, end: EndReason, answer: StepResponse) -> PlayedEpisode:

@@ -225,5 +225,6 @@ class RunEnvironment:
             section.tool_parser,
             section.tool_result_tokens,
             tools_by_conversation=self.description.tools_by_conversation,
+            thinking=section.thinking,
             is_agent=section.agent is not None,
         )
