@@ -8,7 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from gradbus.spec.sections import EnvironmentSpec
+from gradbus.v1.environment_service_pb2 import StepRequest
 from gradbus_agent.contract import ChatMessage, ChatRequest, RefusalError, Reply, Verdict
+from gradbus_agent.episodes import episode as episode_module
 from gradbus_agent.episodes import lease
 from gradbus_agent.episodes import registry as module
 from gradbus_agent.episodes.asks import Mark
@@ -41,6 +43,46 @@ async def drawn_for(episode, request=REQUEST):
     ask = episode.submit(Question.of(request), Mark(b"a"))
     assert (await episode.first(1.0)).status == "ok"
     return ask
+
+
+async def test_a_draw_is_withdrawn_a_while_after_nobody_waits_for_it_and_not_for_ever_again(monkeypatch):
+    monkeypatch.setattr(episode_module, "ABANDONED_SECONDS", 0.02)
+    abandoned = []
+    registry = Registry(abandoned.append)
+    registry.open(opening())
+    ((episode, _),) = await claimed(registry)
+    ask = await drawn_for(episode)
+    episode.leave(ask, is_delivered=False)
+    assert episode.submit(Question.of(REQUEST), Mark(b"a")) is ask, "its client comes back at once"
+    await asyncio.sleep(0.1)
+    assert abandoned == []
+    most = episode_module.WITHDRAWN_PER_TURN * episode.opening.section.max_turns
+    for withdrawn in range(most):
+        episode.leave(ask, is_delivered=False)
+        await asyncio.sleep(0.05)
+        assert abandoned == [episode] * (withdrawn + 1)
+        step = StepRequest(turn=0, withdrawn=withdrawn, assistant={"finish": "withdrawn"})
+        assert (await episode.step(step, 0.01)).is_away, "nobody asks"
+        assert (await episode.step(StepRequest(turn=0, assistant={"finish": "withdrawn"}, withdrawn=withdrawn + 2), 0.01)).status == "error"
+        ask = episode.submit(Question.of(REQUEST), Mark(b"a"))
+        assert (await episode.step(step, 1.0)).conversation == REQUEST, "the same step again gets what is asked now"
+    episode.leave(ask, is_delivered=False)
+    await asyncio.sleep(0.05)
+    assert len(abandoned) == most, "from now on turns are drawn to their ends, and count"
+    assert (episode.counters()["withdrawn"], episode.counters()["turns"]) == (most, 0)
+
+
+async def test_an_episode_that_is_over_withdraws_nothing(monkeypatch):
+    monkeypatch.setattr(episode_module, "ABANDONED_SECONDS", 0.02)
+    abandoned = []
+    registry = Registry(abandoned.append)
+    registry.open(opening())
+    ((episode, _),) = await claimed(registry)
+    ask = await drawn_for(episode)
+    episode.leave(ask, is_delivered=False)
+    episode.end(Verdict("ok", reward=1.0))
+    await asyncio.sleep(0.1)
+    assert abandoned == []
 
 
 async def test_an_equal_opening_finds_the_same_offer_and_another_item_none(registry):

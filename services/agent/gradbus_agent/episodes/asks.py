@@ -171,6 +171,18 @@ class Asks:
         self.given.append((ask.question.key, turn))
         self._keep(ask, turn)
 
+    def is_abandoned(self, ask: Ask) -> bool:
+        """Whether the policy draws for the request, and nobody waits for it."""
+        return ask is self.drawing and not ask.waiting
+
+    def withdraw(self) -> None:
+        """The policy draws for its request no more. It is the next one again if somebody waits for it now, and else forgotten."""
+        ask, self.drawing = self.drawing, None
+        if ask is not None and ask.waiting:
+            self.queue.appendleft(ask)
+        elif ask is not None:
+            self.budget.give_back(ask.mark.size)
+
     def refuse_drawing(self, error: RefusalError) -> None:
         """Refuses the request that the policy could not draw for."""
         ask, self.drawing = self.drawing, None

@@ -8,7 +8,7 @@ import hmac
 import secrets
 import time
 from collections import OrderedDict, deque
-from collections.abc import Container
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
@@ -56,7 +56,9 @@ class _Run:
 class Registry:
     """The episodes of all runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_abandoned: Callable[[AgentEpisode], None] = lambda _: None) -> None:
+        """`on_abandoned` is called for an episode whose rollout worker draws a turn that nobody waits for."""
+        self._on_abandoned = on_abandoned
         self._runs: dict[str, _Run] = {}
         self._sessions: dict[str, AgentEpisode] = {}
         self._of_episode: dict[tuple[str, str, str], AgentEpisode] = {}
@@ -212,7 +214,7 @@ class Registry:
     def _offer(self, opening: Opening) -> AgentEpisode:
         run = self._runs.setdefault(opening.run_id, _Run())
         episode = AgentEpisode(opening, secrets.token_hex(16), run.requests)
-        episode.on_over = self._ends
+        episode.on_over, episode.on_abandoned = self._ends, self._on_abandoned
         self._sessions[episode.session] = episode
         self._of_episode[opening.key] = episode
         self._attempts[opening.key] = opening.attempt

@@ -73,6 +73,11 @@ class TokenSequence:
         self.token_ids.extend(extension.token_ids)
         self.logprobs.extend(_NO_LOGPROB * len(extension.token_ids))
 
+    def cut(self, end: int) -> None:
+        """Removes the tokens from `end` on, where a span begins."""
+        del self.token_ids[end:], self.logprobs[4 * end :]
+        self.spans = [span for span in self.spans if span.start < end]
+
     def _add_span(self, at: tuple[int, int], author: Author, version: int, turn: int) -> None:
         start, end = at
         self.spans.append(Span(start=start, end=end, version=version, trainable=author == "policy", kind=_KINDS[author], turn=turn))
@@ -124,6 +129,12 @@ class Transcript:
         """As `extended`, in a new sequence, with the ids `[T]` of `before` in place of those up to the end of turn `number`."""
         sequence = self.sequences[self.turns[number].sequence]
         return TokenSequence((*before, *extension.token_ids), sequence.tools_json, after_turn=number)
+
+    def take_back(self, sequence: TokenSequence) -> None:
+        """Removes what follows the sequence's newest turn: what was asked after it is not asked any more."""
+        place = next((at for at, known in enumerate(self.sequences) if known is sequence), None)
+        if place is not None:
+            sequence.cut(max(turn.end for turn in self.turns if turn.sequence == place))
 
     def up_to(self, number: int) -> TurnsSoFar:
         """The sequence of turn `number` up to its end."""
