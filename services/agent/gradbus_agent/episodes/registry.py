@@ -209,8 +209,8 @@ class Registry:
         found = self._keys.get(hashed) or self._ended.get(hashed)
         if found is None or not hmac.compare_digest(found.key_hash, hashed):
             message = (
-                "this is the key of no episode; use the api_key that came with the episode. If this is it, the agent service was started again, "
-                "or the episode has long been over; claim another one"
+                "this is the key of no episode; use the api_key that came with the episode. If this is it, the agent service was started "
+                "again, or the episode has long been over; claim another one"
             )
             raise RefusalError(401, "invalid_api_key", message)
         return found
