@@ -320,3 +320,22 @@ def test_a_worker_that_reads_the_dataset_is_not_said_to_sample(script):
     given, sampled = script("run/workers.js", body)
     assert given.endswith("\u2013 \u2013 reading 1 groups")
     assert sampled.endswith("\u2013 0 % sampling 1 groups")
+
+
+def test_a_turn_says_how_it_ended_and_where_it_is(script):
+    turn = {"start": 3, "end": 7, "finish": "stop", "stop_text": "", "sequence": 0, "after_turn": None, "text": "", "calls": []}
+    body = "return given.map(page.noteOf);"
+    turns = [
+        turn,
+        turn | {"finish": "length"},
+        turn | {"stop_text": '\n"Observation":'},
+        turn | {"sequence": 2},
+        turn | {"sequence": 1, "after_turn": 0},
+    ]
+    assert script("samples/conversation.js", body, *turns) == [
+        "4 tokens",
+        "4 tokens, cut off",
+        '4 tokens, ended at "\\n\\"Observation\\":"',
+        "4 tokens, sequence 3",
+        "4 tokens, sequence 2, without the thinking up to turn 1",
+    ]
