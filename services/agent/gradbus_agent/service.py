@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import grpc
@@ -40,6 +41,8 @@ _SWEEP_SECONDS: Final = 1.0
 _LOST_SECONDS: Final = 3.0
 """A rollout worker whose connection ended is gone if it does not come back so soon."""
 _DIGEST: Final = "agent"
+_SECTIONS: Final = 256
+"""Of runs, that are kept."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -186,8 +189,9 @@ class AgentService(EnvironmentServiceServicer):
         return failed
 
 
+@lru_cache(_SECTIONS)
 def _section(environment_json: str) -> EnvironmentSpec:
-    """Raises ValueError for a section without an agent."""
+    """One for all episodes of a run. Raises ValueError for a section without an agent."""
     try:
         section = EnvironmentSpec.model_validate_json(environment_json)
     except ValidationError as error:

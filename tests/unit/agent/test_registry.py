@@ -225,6 +225,21 @@ async def test_an_ended_episode_keeps_no_conversation_and_answers_a_repeated_end
         kept.submit(Question.of(REQUEST), Mark(b"a"))
 
 
+async def test_a_long_queue_is_read_once_however_many_episodes_of_lost_workers_wait(registry, monkeypatch):
+    """Offers whose workers are gone too, and which are all read to know that."""
+    for n in range(60):
+        episode = registry.open(Opening("run", f"train.0.0.{n}", 0, "", "{}", EnvironmentSpec(agent="pull")), "worker")
+        if n < 30:
+            registry.give(episode)
+            registry.lose({"worker"})
+        silent(episode, 10)
+    read = []
+    is_heard = module.AgentEpisode.is_heard
+    monkeypatch.setattr(module.AgentEpisode, "is_heard", lambda episode, seconds: read.append(episode) or is_heard(episode, seconds))
+    registry.close_idle(900)
+    assert len(read) <= 2 * 60
+
+
 async def test_a_run_has_so_many_episodes(registry, monkeypatch):
     monkeypatch.setattr(module, "MAX_EPISODES", 2)
     episodes = [registry.open(opening(n)) for n in range(2)]
