@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -96,7 +96,7 @@ class ThinkingProbe:
         if not removed:
             return ThinkingRule(frozenset({"user"}), self.begun) if policy == "strip" else ThinkingRule()
         self._check_all_goes()
-        return self._derived(removed | ({"user"} if policy == "strip" else frozenset()))
+        return self._derived(removed | frozenset[Kind](("user",) if policy == "strip" else ()))
 
     @property
     def prompt_end(self) -> str:
@@ -107,7 +107,8 @@ class ThinkingProbe:
     def _removes(self, kind: Kind) -> bool:
         """Whether it leaves out what is between the tags, and would write it without them."""
         speakers: tuple[Speaker, ...] = ("user", "assistant", kind)
-        for form in CALL_FORMS if kind == "tool" else (None,):
+        forms: Sequence[tuple[bool, type] | None] = CALL_FORMS if kind == "tool" else (None,)
+        for form in forms:
             conversation = Conversation(speakers, form)
             with suppress(GradbusError):
                 if _SAID in self._rendering(thoughtful(conversation, f"{_SAID} ")):
