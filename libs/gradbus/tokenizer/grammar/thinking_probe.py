@@ -130,8 +130,6 @@ class ThinkingProbe:
             found = {between: history.gaps(self._rendering(thoughtful(history, thoughts(between))))[1] for between in _BETWEEN}
         except (SentinelLostError, GradbusError) as error:
             raise NoFrameError(f"it removes thinking, and takes no user's message after a turn ({error}); {_KEEP}") from error
-        if any(_SAID in text for text in found.values()):
-            raise NoFrameError(f"it removes thinking before results of tools alone; {_KEEP}")
         start = common_start(prompt, found[""])
         after = {between: text[len(start) :] for between, text in found.items()}
         for name, trimmed in TRIMS.items():

@@ -107,6 +107,8 @@ class Attempt:
         self._withdrawn = 0
         """Turns of an agent that it did not wait for."""
         self._transcript = Transcript()
+        self._answered: Turn | None = None
+        """The turn that shows the newest answer; None if no turn does."""
         self._rewards = Rewards()
         self._invalid_turns = 0
 
@@ -163,6 +165,7 @@ class Attempt:
     async def _tell_untrained(self, request: StepRequest) -> tuple[EndReason, StepResponse]:
         request.is_untrained = True
         self._untrained += 1
+        self._answered = None
         answer = await self._step(request)
         return END_REASON_ENVIRONMENT_DONE if answer.done else END_REASON_UNSPECIFIED, answer
 
@@ -173,9 +176,9 @@ class Attempt:
         request = self._request(len(transcript.turns), _WITHDRAWN)
         self._withdrawn += 1
         answer = await self._step(request)
-        if transcript.turns:
-            del transcript.turns[-1].messages[:]
-            transcript.turns[-1].messages.extend(answer.messages)
+        if self._answered is not None:
+            del self._answered.messages[:]
+            self._answered.messages.extend(answer.messages)
         return END_REASON_ENVIRONMENT_DONE if answer.done else END_REASON_UNSPECIFIED, answer
 
     async def _no_turn(self, reason: EndReason) -> tuple[EndReason, StepResponse]:
@@ -188,6 +191,7 @@ class Attempt:
         may_go_on = self._limits.is_agents and reason == END_REASON_CONTEXT and self._refused < self._limits.environment.max_turns
         request.is_last = not may_go_on
         self._refused += 1
+        self._answered = None
         answer = await self._step(request)
         return END_REASON_UNSPECIFIED if may_go_on and not answer.done else reason, answer
 
@@ -287,6 +291,7 @@ class Attempt:
         drawn = time.time_ns()
         answer = await self._step(self._request(len(self._transcript.turns) - 1, self._told(turn, self._transcript), end))
         self._transcript.times.append(TurnTimes(began, drawn, time.time_ns(), turn.end - turn.start, turn.finish))
+        self._answered = turn
         turn.messages.extend(answer.messages)
         turn.state_digest = answer.state_digest
         if answer.HasField("reward"):
