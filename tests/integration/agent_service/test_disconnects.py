@@ -108,10 +108,12 @@ async def test_a_client_that_asks_again_at_once_waits_for_the_same_draw(drawing)
     game.worker.session = (await game.opening).session
     for _ in range(3):
         asking.cancel()
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(0.7)  # so a while after the first one left, nobody waits, and not for so long
         asking = asyncio.create_task(game.agent.chat("a", {"x-stainless-retry-count": "1"}))
+        await asyncio.sleep(0.3)
     await asyncio.sleep(2)
     assert not game.told.done()
+    assert (await game.agent.show())["replayed"] == 3
     game.answering = asyncio.create_task(game.worker.step("b"))
     assert (await asking).json()["choices"][0]["message"]["content"] == "b"
 

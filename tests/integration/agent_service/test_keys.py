@@ -64,11 +64,11 @@ def no_key(request, service, game):
     return {
         "none": {},
         "wrong": {"authorization": "Bearer wrong"},
-        "empty": {"authorization": "Bearer ", "x-api-key": ""},
+        "empty": {"authorization": "Bearer", "x-api-key": ""},
         "scheme": {"authorization": f"Basic {key}"},
         "api key": {"authorization": f"Bearer {service.key}"},
         "reader": {"x-api-key": service.reader},
-        "odd": {"x-api-key": "\xe9\xff'\"%00"},
+        "odd": {"x-api-key": "\xe9\xff'\"%00".encode("latin-1")},
         "long": {"x-api-key": "k" * 8000},
         "cut": {"x-api-key": key[:-1]},
         "in the path": {"authorization": f"Bearer /e/{key}/v1"},

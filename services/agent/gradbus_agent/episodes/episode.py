@@ -154,7 +154,7 @@ class AgentEpisode:
         self._asks.leave(ask, is_delivered=is_delivered)
         self._lease.beat()
         if self._asks.is_abandoned(ask):
-            asyncio.get_running_loop().call_later(ABANDONED_SECONDS, self._abandon, ask)
+            asyncio.get_running_loop().call_later(ABANDONED_SECONDS, self._abandon, ask, ask.left)
 
     def end(self, verdict: Verdict) -> None:
         """The agent says how it went. Raises RefusalError if the episode ended in another way before."""
@@ -284,9 +284,10 @@ class AgentEpisode:
             self._asks.refuse_queue(self._limit_error())
             self._lease.renew_last()
 
-    def _abandon(self, ask: Ask) -> None:
-        most = WITHDRAWN_PER_TURN * self.opening.section.max_turns
-        if self._asks.is_abandoned(ask) and not self._progress.over and self._progress.withdrawn < most:
+    def _abandon(self, ask: Ask, left: int) -> None:
+        """Nobody waited for a while, unless somebody came since and left too."""
+        progress, most = self._progress, WITHDRAWN_PER_TURN * self.opening.section.max_turns
+        if self._asks.is_abandoned(ask) and ask.left == left and not progress.over and progress.withdrawn < most:
             self.on_abandoned(self)
 
     def _answer(self, asked: Ask, request: StepRequest) -> None:
