@@ -10,10 +10,9 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from gradbus.formats.tokens import unpack_ids, unpack_logprobs
 from gradbus_rollout.engines.base import PromptGroup
-
-from .conftest import LETTERS
-from .test_agents import Agent, after, conversation, sequences
-from .test_episodes import World
+from tests.integration.rollout.conftest import LETTERS
+from tests.integration.rollout.test_agents import Agent, after, conversation, sequences
+from tests.integration.rollout.test_episodes import World
 
 WORDS = ["<pad>", "<eos>", "<unk>", *LETTERS, "\n", "<think>", "</think>", "<user>"]
 EOS, LINE, THOUGHT, USER = (WORDS.index(word) for word in ("<eos>", "\n", "</think>", "<user>"))

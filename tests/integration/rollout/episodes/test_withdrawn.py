@@ -8,8 +8,7 @@ import pytest
 
 from gradbus.v1.environment_service_pb2 import ENVIRONMENT_STATUS_OK, KeepAliveResponse, StepResponse
 from gradbus.v1.episode_pb2 import END_REASON_ENVIRONMENT_DONE
-
-from .test_agents import StoppingAgent, after, aside, conversation, ids_of
+from tests.integration.rollout.test_agents import StoppingAgent, after, aside, conversation, ids_of
 
 SCRIPT = [after(None, "cd"), conversation("ef"), aside("jj"), after(0, "gh"), after(None, "ab")]
 
