@@ -38,7 +38,7 @@ async def queued(folder, waiting):
     assert load.rewards == [1.0] * 8, "others are played beside them"
 
 
-async def test_episodes_that_wait_are_claimed_in_their_order_and_their_requests_get_their_own_turns(tmp_path):
+async def test_episodes_that_wait_are_claimed_once_and_their_requests_get_their_own_turns(tmp_path):
     await queued(tmp_path, 150)
 
 

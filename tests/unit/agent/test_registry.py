@@ -225,6 +225,19 @@ async def test_an_ended_episode_keeps_no_conversation_and_answers_a_repeated_end
         kept.submit(Question.of(REQUEST), Mark(b"a"))
 
 
+async def test_episodes_are_claimed_in_the_order_in_which_they_were_offered(registry):
+    for n in range(300):
+        registry.open(opening(n))
+    for n in range(0, 300, 7):
+        registry.close(registry.open(opening(n)), "over")
+    kept = [f"train.0.0.{n}" for n in range(300) if n % 7]
+    first = await claimed(registry, capacity=100)
+    registry.take_back(first[3][0])
+    rest = [episode for episode, _ in [*await claimed(registry, capacity=5), *await claimed(registry, capacity=1000)]]
+    assert [episode.opening.episode_id for episode, _ in first] == kept[:100]
+    assert [episode.opening.episode_id for episode in rest] == [kept[3], *kept[100:]]
+
+
 async def test_a_long_queue_is_read_once_however_many_episodes_of_lost_workers_wait(registry, monkeypatch):
     """Offers whose workers are gone too, and which are all read to know that."""
     for n in range(60):
