@@ -28,16 +28,22 @@ class TurnStart(NamedTuple):
 
 
 def turn_starts(sample: Sample) -> Sequence[TurnStart]:
-    """The turns of a sample's episode in the order of its tokens, sequence by sequence. A fork's first turn has none before it."""
+    """The turns of a sample's episode in the order of its tokens, sequence by sequence. A fork's first turn has none before it, unless it
+    goes on from a turn without the thinking so far."""
     lengths = [token_count(sample.token_ids), *(token_count(fork.token_ids) for fork in sample.forks)]
     first = [0, *accumulate(lengths)]
     numbers, earned = [0] * len(lengths), [0.0] * len(lengths)
+    after: list[tuple[int, float]] = []
+    """Of each turn: turns up to it in its conversation, and their rewards."""
     found: list[TurnStart] = []
     for turn in sample.episode.turns:
         at = turn.sequence
+        if turn.HasField("after_turn"):
+            numbers[at], earned[at] = after[turn.after_turn]
         found.append(TurnStart(first[at] + turn.start, numbers[at], earned[at]))
         numbers[at] += 1
         earned[at] += turn.reward  # 0.0 if the environment gave none
+        after.append((numbers[at], earned[at]))
     return sorted(found)
 
 

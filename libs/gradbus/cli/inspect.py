@@ -172,7 +172,9 @@ def _print_episode(sample: dict[str, Any]) -> None:
     typer.echo(f"  prompt       {sample['prompt']!r}")
     for at, turn in enumerate(played["turns"], start=1):
         where = f", sequence {turn['sequence'] + 1}" if turn["sequence"] else ""
-        typer.echo(f"  turn {at:<7} {turn['text']!r} ({turn['end'] - turn['start']} tokens, {turn['finish']}{where})")
+        end = f"stopped at {turn['stop_text']!r}" if turn["stop_text"] else turn["finish"]
+        where += "" if turn["after_turn"] is None else f", without the thinking up to turn {turn['after_turn'] + 1}"
+        typer.echo(f"  turn {at:<7} {turn['text']!r} ({turn['end'] - turn['start']} tokens, {end}{where})")
         for call in turn["calls"]:
             typer.echo(f"    call       {printable(call['name'])} {printable(call['arguments'])} ({call['status']})")
         for message in turn["messages"]:

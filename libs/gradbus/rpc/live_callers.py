@@ -6,8 +6,9 @@ A caller that is slow, or stands still for less than the server's ping waits (80
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 HELD_SECONDS: Final = 60.0
@@ -22,6 +23,8 @@ class _Caller:
     """That it holds."""
     gone_at: float = 0.0
     """Without a call, it is gone from then on; by the monotonic clock."""
+    wanted: asyncio.Event = field(default_factory=asyncio.Event)
+    """Its call, or the next one, is answered at once."""
 
 
 class LiveCallers:
@@ -31,21 +34,27 @@ class LiveCallers:
         """`lost_seconds`: how long a caller may take to come back when its connection ended."""
         self._lost_seconds = lost_seconds
         self._callers: dict[str, _Caller] = {}
-        self._ended = asyncio.Event()
+        self._is_over = False
 
     async def hold(self, name: str) -> None:
-        """The call of one that lives: returns after HELD_SECONDS, or at the end; is cancelled with its connection."""
+        """The call of one that lives: returns after HELD_SECONDS, when it is answered, or at the end; is cancelled with its connection."""
         caller = self._callers.setdefault(name, _Caller())
         caller.calls += 1
         patience = self._lost_seconds
         try:
-            async with asyncio.timeout(HELD_SECONDS):
-                await self._ended.wait()
-        except TimeoutError:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.0 if self._is_over else HELD_SECONDS):
+                    await caller.wanted.wait()
+            caller.wanted.clear()
             patience = _PAUSED_SECONDS
         finally:
             caller.calls -= 1
             caller.gone_at = time.monotonic() + patience
+
+    def answer(self, name: str) -> None:
+        """Answers the call of one that lives, or else its next call, at once."""
+        if name in self._callers:
+            self._callers[name].wanted.set()
 
     def note(self, name: str) -> None:
         """One that just made another call: it lives, whether or not it holds one, and may be gone before it does."""
@@ -63,4 +72,6 @@ class LiveCallers:
 
     def end(self) -> None:
         """Answers all calls that are held, as the server stops."""
-        self._ended.set()
+        self._is_over = True
+        for caller in self._callers.values():
+            caller.wanted.set()

@@ -143,6 +143,8 @@ class RolloutSpec(Section):
 
 ToolParser = Literal["hermes", "qwen3_coder", "llama3", "gpt_oss", "plain"]
 """How a family of models writes tool calls."""
+Thinking = Literal["keep", "template", "strip"]
+"""What becomes of the policy's thinking in turns that are over."""
 
 
 class TeacherSpec(ModelSpec):
@@ -162,7 +164,23 @@ class TeacherSpec(ModelSpec):
     )
 
 
-class EnvironmentSpec(Section):
+class TurnsSpec(Section):
+    """How the turns of an episode follow each other, as text and tokens."""
+
+    calls_per_turn: Integer = Field(8, ge=1, le=128, description="Tool calls of a turn; more are answered as errors.")
+    invalid_calls: Integer = Field(3, ge=1, le=1024, description="An episode ends after so many turns in a row without one valid call.")
+    tool_result_tokens: Integer = Field(
+        1024, ge=16, le=131_072, description="Tokens of one result of a tool; of a longer one its beginning and end are kept."
+    )
+    tool_parser: ToolParser | None = Field(None, description="How calls are written. Default: found from the chat template.")
+    thinking: Thinking | None = Field(
+        None,
+        description="What becomes of the thinking in turns that are over, of a model whose chat template removes it: `keep`, it stays; "
+        "`template`, it goes where the template removes it; `strip`, it goes when a user speaks. Default: the template removes none.",
+    )
+
+
+class EnvironmentSpec(TurnsSpec):
     """A world in which each sample is an episode of many turns; exactly one of `service`, `source` and `agent`.
 
     Rewards come from it, and from `[reward]` too if that is given: they are added.
@@ -181,12 +199,6 @@ class EnvironmentSpec(Section):
     max_tokens: Integer | None = Field(
         None, ge=1, le=1 << 24, description="Tokens that the policy draws in an episode. Default: those of all turns."
     )
-    calls_per_turn: Integer = Field(8, ge=1, le=128, description="Tool calls of a turn; more are answered as errors.")
-    invalid_calls: Integer = Field(3, ge=1, le=1024, description="An episode ends after so many turns in a row without one valid call.")
-    tool_result_tokens: Integer = Field(
-        1024, ge=16, le=131_072, description="Tokens of one result of a tool; of a longer one its beginning and end are kept."
-    )
-    tool_parser: ToolParser | None = Field(None, description="How calls are written. Default: found from the chat template.")
     credit: Literal["episode", "turn"] = Field(
         "episode", description="`turn`: a turn's advantage is made from the rewards from it on, and not from all of the episode."
     )

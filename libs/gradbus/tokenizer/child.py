@@ -9,8 +9,11 @@
     {"converse": [[[message], tools]]}        {"lengths": [...]} and the ids of each conversation
     {"parse": [["stop" | "length", tools,     {"turns": [[text, [[name, arguments, status]], kept, stop text]]}
      [stop text]]], "lengths": [...]}, ids
-    {"extend": [[message]], "lengths":        {"spans": [[[start, end, author]]], "lengths": [...]} and the ids after each turn
-     [...]}, the last id of each turn
+    {"extend": [[message]], "lengths":        {"spans": [[[start, end, author]]], "ends_thinking": [b], "lengths": [...]} and the ids after
+     [...]}, the last id of each turn          each turn
+    {"forget": [[[start, end]]], "lengths":   {"lengths": [...]} and the ids of each without the thinking in its turns
+     [...]}, ids of sequences
+    {"thinking": policy or null}              {}
     {"compare": folder}                       {"difference": text}, empty if each token has the same id in both
 
 A message is [role, content, call id, name, [[name, arguments, call id]]], with its calls at the end. Tools are a text of JSON. A request
@@ -32,7 +35,7 @@ from gradbus.tokenizer.encoder import TOKENIZER, PromptEncoder, PromptLimits
 from gradbus.tokenizer.errors import ModelFileError, described, encodable
 from gradbus.tokenizer.frames import Frame, read_frame
 from gradbus.tokenizer.limits import limit_cpu, limit_process
-from gradbus.tokenizer.turns import ChatCall, ChatMessage, ParsedTurn, TurnSettings
+from gradbus.tokenizer.turns import ChatCall, ChatMessage, ParsedTurn, TurnSettings, TurnsSoFar
 
 
 def serve(connection: socket.socket) -> None:
@@ -93,9 +96,16 @@ class _Child:
             ended = zip(request.sequences(), header["parse"], strict=True)
             turns = [encoder.parse(drawn, stopped=finish == "stop", tools_json=tools, stop=stop) for drawn, (finish, tools, stop) in ended]
             return Frame({"turns": [_as_list(turn) for turn in turns]})
+        if "thinking" in header:
+            encoder.check_thinking(header["thinking"])
+            return Frame({})
+        if "forget" in header:
+            so_far = [TurnsSoFar(ids, turns) for ids, turns in zip(request.sequences(), header["forget"], strict=True)]
+            return Frame.of_sequences({}, [encoder.without_thinking(one) for one in so_far])
         asked = zip(request.sequences(), header["extend"], strict=True)
         found = [encoder.extension(drawn, _messages(given)) for drawn, given in asked]
-        return Frame.of_sequences({"spans": [one.spans for one in found]}, [one.token_ids for one in found])
+        about = {"spans": [one.spans for one in found], "ends_thinking": [one.ends_thinking for one in found]}
+        return Frame.of_sequences(about, [one.token_ids for one in found])
 
     def _report(self, file: str) -> None:
         if self._reports:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from gradbus.errors import DatasetError, ModelError
 from gradbus.formats.hf_model import read_object
@@ -18,9 +19,13 @@ from gradbus.formats.reward_model import folder_info
 from gradbus.tokenizer.chat_template import ChatTemplate
 from gradbus.tokenizer.control_tokens import ControlTokens
 from gradbus.tokenizer.errors import SHOWN, ModelFileError, cause_of
+from gradbus.tokenizer.grammar.thinking_probe import ThinkingProbe, thinking_rule
 from gradbus.tokenizer.grammar.turn_grammar import MARKERS, TurnGrammar, as_template_takes
 from gradbus.tokenizer.template_tools import TemplateTools, read_tools
-from gradbus.tokenizer.turns import ChatMessage, Extension, ParsedTurn, TurnSettings
+from gradbus.tokenizer.turns import ChatMessage, Extension, ParsedTurn, TurnSettings, TurnsSoFar
+
+if TYPE_CHECKING:
+    from gradbus.spec.sections import Thinking
 
 TOKENIZER: Final = "tokenizer.json"
 CHAT_TEMPLATE: Final = "chat_template.jinja"
@@ -133,6 +138,16 @@ class PromptEncoder:
             if self._is_agents:
                 raise DatasetError(str(error)) from error
             raise
+
+    def without_thinking(self, so_far: TurnsSoFar) -> tuple[int, ...]:
+        """The ids `[T]` of a sequence without the thinking in its turns."""
+        return self._turn_grammar.without_thinking(so_far)
+
+    def check_thinking(self, policy: Thinking | None) -> None:
+        """Raises ModelFileError if the policy does not fit the chat template, as far as that is known without the run's tools."""
+        if self._template.exists:
+            rendering = partial(self._template.without_tools, where="a probe")
+            thinking_rule(ThinkingProbe(rendering, self._control), policy, {"user"}, self._template)
 
     @property
     def _turn_grammar(self) -> TurnGrammar:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from gradbus.errors import DatasetError, ModelError
-from gradbus.spec import RunSpec
+from gradbus.spec import RunSpec, Thinking
 from gradbus.telemetry import get_logger
 from gradbus.tokenizer.encoder import TOKENIZER, PromptLimits
 from gradbus.tokenizer.errors import ModelFileError, TokenizerProcessError
@@ -27,6 +27,7 @@ from gradbus.tokenizer.turns import (
     ParsedTurn,
     TurnAnswer,
     TurnSettings,
+    TurnsSoFar,
 )
 
 _log = get_logger(__name__)
@@ -183,8 +184,24 @@ class Tokenizer:
             request = Frame.of_sequences({"extend": [messages for _, messages in part]}, [drawn for drawn, _ in part])
             reply = await _repeated(partial(self._request, request), "messages after a turn cannot be encoded")
             spans = [tuple((start, end, author) for start, end, author in of_one) for of_one in reply.header["spans"]]
-            extended += map(Extension, reply.sequences(), spans)
+            extended += map(Extension, reply.sequences(), spans, reply.header["ends_thinking"])
         return extended
+
+    async def without_thinking(self, given: Sequence[TurnsSoFar]) -> list[tuple[int, ...]]:
+        """The ids `[T]` of each sequence without the thinking in its turns; what is left of a turn are ids that were drawn.
+
+        Raises ModelError for a tokenizer that fails on one.
+        """
+        found: list[tuple[int, ...]] = []
+        for part in _parts(given, lambda one: len(one.token_ids), _RESPONSES):
+            request = Frame.of_sequences({"forget": [one.turns for one in part]}, [one.token_ids for one in part])
+            reply = await _repeated(partial(self._request, request), "thinking cannot be taken out of turns")
+            found += reply.sequences()
+        return found
+
+    async def check_thinking(self, policy: Thinking | None) -> None:
+        """Raises ModelError if the policy does not fit the chat template, as far as that is known without the run's tools."""
+        await _repeated(partial(self._request, Frame({"thinking": policy})), "the chat template cannot be tried")
 
     async def difference(self, folder: Path) -> str:
         """How the tokenizer in another folder differs: the first token with another id; empty if none has. Raises as `open` does."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:  # a tokenizer's process does without pydantic
-    from gradbus.spec.sections import ToolParser
+    from gradbus.spec.sections import Thinking, ToolParser
 
 Author = Literal["policy", "frame", "tool", "user", "close"]
 """Who wrote tokens of a response. `frame` and `close` are the chat template: `close` is an end of turn that was not drawn."""
@@ -58,6 +58,8 @@ class TurnSettings:
     """Of one message that follows a turn; of a longer one the beginning and the end are kept. An agent's are never cut."""
     tools_by_conversation: bool = False
     """Conversations bring tools, which are not known yet."""
+    thinking: Thinking | None = None
+    """What becomes of the thinking in turns that are over; None: the chat template removes none."""
     is_agent: bool = False
     """Conversations are those of an agent: each, and each message in it, may be as long as the context, and what it gives as the
     assistant's words need not be the policy's."""
@@ -116,3 +118,15 @@ class Extension:
     """`[T]`, up to where the policy draws again."""
     spans: tuple[tuple[int, int, Author], ...]
     """(start, end, author), which cover `[0, T)` without gaps."""
+    ends_thinking: bool = False
+    """Whether the thinking of the turns before it leaves the context with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TurnsSoFar:
+    """A sequence up to the end of a turn."""
+
+    token_ids: tuple[int, ...]
+    """`[T]`, with the prompt's."""
+    turns: tuple[tuple[int, int], ...]
+    """[start, end) of the turns that the policy drew in it."""

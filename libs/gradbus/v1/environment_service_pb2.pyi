@@ -153,7 +153,7 @@ class AssistantTurn(_message.Message):
     def __init__(self, text: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[_episode_pb2.ToolCall, _Mapping]]] = ..., finish: _Optional[str] = ..., drawn: _Optional[_Union[DrawnTokens, _Mapping]] = ..., stop_text: _Optional[str] = ...) -> None: ...
 
 class StepRequest(_message.Message):
-    __slots__ = ("run_id", "session", "turn", "assistant", "is_last", "end_reason", "refused", "untrained", "is_untrained")
+    __slots__ = ("run_id", "session", "turn", "assistant", "is_last", "end_reason", "refused", "untrained", "is_untrained", "withdrawn")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     TURN_FIELD_NUMBER: _ClassVar[int]
@@ -163,6 +163,7 @@ class StepRequest(_message.Message):
     REFUSED_FIELD_NUMBER: _ClassVar[int]
     UNTRAINED_FIELD_NUMBER: _ClassVar[int]
     IS_UNTRAINED_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     session: str
     turn: int
@@ -172,7 +173,8 @@ class StepRequest(_message.Message):
     refused: int
     untrained: int
     is_untrained: bool
-    def __init__(self, run_id: _Optional[str] = ..., session: _Optional[str] = ..., turn: _Optional[int] = ..., assistant: _Optional[_Union[AssistantTurn, _Mapping]] = ..., is_last: bool = ..., end_reason: _Optional[str] = ..., refused: _Optional[int] = ..., untrained: _Optional[int] = ..., is_untrained: bool = ...) -> None: ...
+    withdrawn: int
+    def __init__(self, run_id: _Optional[str] = ..., session: _Optional[str] = ..., turn: _Optional[int] = ..., assistant: _Optional[_Union[AssistantTurn, _Mapping]] = ..., is_last: bool = ..., end_reason: _Optional[str] = ..., refused: _Optional[int] = ..., untrained: _Optional[int] = ..., is_untrained: bool = ..., withdrawn: _Optional[int] = ...) -> None: ...
 
 class StepResponse(_message.Message):
     __slots__ = ("status", "reason", "messages", "reward", "components", "done", "state_digest", "is_away", "after_turn", "conversation", "max_new_tokens", "stop")
@@ -228,5 +230,7 @@ class KeepAliveRequest(_message.Message):
     def __init__(self, worker: _Optional[str] = ...) -> None: ...
 
 class KeepAliveResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("withdrawn",)
+    WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
+    withdrawn: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, withdrawn: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -92,7 +92,8 @@ class EnvironmentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def KeepAlive(self, request, context):
-        """Answered late, and called again at once, as long as the worker lives. When its connection ends, the worker is gone.
+        """Answered late, or when there is something to say, and called again at once, as long as the worker lives. When its connection ends, the
+        worker is gone.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -39,7 +39,9 @@ class EnvironmentServiceStub:
     Step: _grpc.UnaryUnaryMultiCallable[_environment_service_pb2.StepRequest, _environment_service_pb2.StepResponse]
     Close: _grpc.UnaryUnaryMultiCallable[_environment_service_pb2.CloseRequest, _environment_service_pb2.CloseResponse]
     KeepAlive: _grpc.UnaryUnaryMultiCallable[_environment_service_pb2.KeepAliveRequest, _environment_service_pb2.KeepAliveResponse]
-    """Answered late, and called again at once, as long as the worker lives. When its connection ends, the worker is gone."""
+    """Answered late, or when there is something to say, and called again at once, as long as the worker lives. When its connection ends, the
+    worker is gone.
+    """
 
 @_typing.type_check_only
 class EnvironmentServiceAsyncStub(EnvironmentServiceStub):
@@ -52,7 +54,9 @@ class EnvironmentServiceAsyncStub(EnvironmentServiceStub):
     Step: _aio.UnaryUnaryMultiCallable[_environment_service_pb2.StepRequest, _environment_service_pb2.StepResponse]  # type: ignore[assignment]
     Close: _aio.UnaryUnaryMultiCallable[_environment_service_pb2.CloseRequest, _environment_service_pb2.CloseResponse]  # type: ignore[assignment]
     KeepAlive: _aio.UnaryUnaryMultiCallable[_environment_service_pb2.KeepAliveRequest, _environment_service_pb2.KeepAliveResponse]  # type: ignore[assignment]
-    """Answered late, and called again at once, as long as the worker lives. When its connection ends, the worker is gone."""
+    """Answered late, or when there is something to say, and called again at once, as long as the worker lives. When its connection ends, the
+    worker is gone.
+    """
 
 class EnvironmentServiceServicer(metaclass=_abc_1.ABCMeta):
     """Worlds in which samples are episodes of many turns."""
@@ -92,6 +96,8 @@ class EnvironmentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _environment_service_pb2.KeepAliveRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_environment_service_pb2.KeepAliveResponse, _abc.Awaitable[_environment_service_pb2.KeepAliveResponse]]:
-        """Answered late, and called again at once, as long as the worker lives. When its connection ends, the worker is gone."""
+        """Answered late, or when there is something to say, and called again at once, as long as the worker lives. When its connection ends, the
+        worker is gone.
+        """
 
 def add_EnvironmentServiceServicer_to_server(servicer: EnvironmentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -67,7 +67,7 @@ class ToolCall(_message.Message):
     def __init__(self, call_id: _Optional[str] = ..., name: _Optional[str] = ..., arguments_json: _Optional[str] = ..., status: _Optional[_Union[CallStatus, str]] = ...) -> None: ...
 
 class Turn(_message.Message):
-    __slots__ = ("start", "end", "seed", "finish", "text", "calls", "messages", "reward", "state_digest", "sequence", "stop_text")
+    __slots__ = ("start", "end", "seed", "finish", "text", "calls", "messages", "reward", "state_digest", "sequence", "stop_text", "after_turn")
     START_FIELD_NUMBER: _ClassVar[int]
     END_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
@@ -79,6 +79,7 @@ class Turn(_message.Message):
     STATE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     STOP_TEXT_FIELD_NUMBER: _ClassVar[int]
+    AFTER_TURN_FIELD_NUMBER: _ClassVar[int]
     start: int
     end: int
     seed: int
@@ -90,7 +91,8 @@ class Turn(_message.Message):
     state_digest: str
     sequence: int
     stop_text: str
-    def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ..., seed: _Optional[int] = ..., finish: _Optional[str] = ..., text: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., reward: _Optional[float] = ..., state_digest: _Optional[str] = ..., sequence: _Optional[int] = ..., stop_text: _Optional[str] = ...) -> None: ...
+    after_turn: int
+    def __init__(self, start: _Optional[int] = ..., end: _Optional[int] = ..., seed: _Optional[int] = ..., finish: _Optional[str] = ..., text: _Optional[str] = ..., calls: _Optional[_Iterable[_Union[ToolCall, _Mapping]]] = ..., messages: _Optional[_Iterable[_Union[Message, _Mapping]]] = ..., reward: _Optional[float] = ..., state_digest: _Optional[str] = ..., sequence: _Optional[int] = ..., stop_text: _Optional[str] = ..., after_turn: _Optional[int] = ...) -> None: ...
 
 class Episode(_message.Message):
     __slots__ = ("turns", "end_reason", "outcome", "environment_digest", "tools_digest", "attempt")

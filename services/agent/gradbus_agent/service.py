@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 import grpc
@@ -29,6 +30,7 @@ from gradbus_agent.push import Agents
 from gradbus_agent.settings import AgentSettings
 from gradbus_agent.spawn import SPAWN, AgentCommands
 from gradbus_agent.telemetry import count_reply
+from gradbus_agent.withdrawals import Withdrawals
 
 _CLAIM_SECONDS: Final = 20.0
 """How long one Open waits for an agent while nobody plays: the rollout worker then shows the reason, and asks again."""
@@ -39,6 +41,8 @@ _SWEEP_SECONDS: Final = 1.0
 _LOST_SECONDS: Final = 3.0
 """A rollout worker whose connection ended is gone if it does not come back so soon."""
 _DIGEST: Final = "agent"
+_SECTIONS: Final = 256
+"""Of runs, that are kept."""
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -51,13 +55,22 @@ class Reach:
     commands: AgentCommands
 
 
+@dataclass(frozen=True, slots=True)
+class Workers:
+    """The rollout workers that call."""
+
+    live: LiveCallers
+    withdrawals: Withdrawals
+
+
 class AgentService(EnvironmentServiceServicer):
     """An agent as an environment: it asks, and the policy's turns are its answers."""
 
-    def __init__(self, registry: Registry, reach: Reach, live: LiveCallers, public_url: str) -> None:
+    def __init__(self, registry: Registry, reach: Reach, workers: Workers, public_url: str) -> None:
         self._registry = registry
         self._reach = reach
-        self._live = live
+        self._live = workers.live
+        self._withdrawals = workers.withdrawals
         self._public_url = public_url
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:  # noqa: N802 - named by gRPC
@@ -117,8 +130,7 @@ class AgentService(EnvironmentServiceServicer):
 
     async def KeepAlive(self, request: pb.KeepAliveRequest, context: Context) -> pb.KeepAliveResponse:  # noqa: ARG002, N802
         """See the proto."""
-        await self._live.hold(request.worker)
-        return pb.KeepAliveResponse()
+        return pb.KeepAliveResponse(withdrawn=await self._withdrawals.next(request.worker))
 
     async def _opened(self, episode: AgentEpisode, seconds: float) -> Reply:
         until = time.monotonic() + seconds
@@ -177,8 +189,9 @@ class AgentService(EnvironmentServiceServicer):
         return failed
 
 
+@lru_cache(_SECTIONS)
 def _section(environment_json: str) -> EnvironmentSpec:
-    """Raises ValueError for a section without an agent."""
+    """One for all episodes of a run. Raises ValueError for a section without an agent."""
     try:
         section = EnvironmentSpec.model_validate_json(environment_json)
     except ValidationError as error:
@@ -204,17 +217,22 @@ def _seconds(context: Context) -> float:
 
 async def serve(settings: AgentSettings, process: Process) -> None:
     """Serves until the process is asked to stop. Raises SettingsError when an address is taken or the keys cannot be read."""
-    registry, agents, live = Registry(), Agents(settings.addresses), LiveCallers(_LOST_SECONDS)
+    agents, live = Agents(settings.addresses), LiveCallers(_LOST_SECONDS)
+    withdrawals = Withdrawals(live)
+    registry = Registry(withdrawals.add)
     public_url = settings.public_url.rstrip("/")
     http = HttpServer(settings.http_listen, settings.https, create_app(Endpoint(registry, Keyring(settings.api_keys_file), public_url)))
     server, commands = RpcServer(settings.rpc), AgentCommands(settings.agent_commands, settings.max_agent_processes, http.also_on)
-    add_EnvironmentServiceServicer_to_server(AgentService(registry, Reach(agents, commands), live, public_url), server.server)
+    service = AgentService(registry, Reach(agents, commands), Workers(live, withdrawals), public_url)
+    add_EnvironmentServiceServicer_to_server(service, server.server)
     await server.start()
     async with http.serving() as serving:
         process.ready = True
         stopping = asyncio.create_task(process.stopping.wait(), name="stopping")
         while not (stopping.done() or serving.done()):
-            registry.lose(live.take_gone())
+            gone = live.take_gone()
+            withdrawals.forget(gone)
+            registry.lose(gone)
             registry.close_idle(settings.session_seconds)
             await agents.keep(registry.addresses)
             await asyncio.wait({stopping, serving}, timeout=_SWEEP_SECONDS, return_when=asyncio.FIRST_COMPLETED)

@@ -16,8 +16,8 @@ def count_reply(call: str, reply: Reply) -> None:
     PROCESS.count("gradbus.agent.calls", 1, {_CALL: call, _STATUS: "away" if reply.is_away else reply.status})
 
 
-def count_turn(outcome: Literal["extend", "fork", "untrained", "replay"]) -> None:
-    """Counts a turn that an agent gets; a replay is one that it got before."""
+def count_turn(outcome: Literal["extend", "fork", "untrained", "replay", "withdrawn"]) -> None:
+    """Counts a turn that an agent gets. A replay is one that it got before; a withdrawn one was drawn to no end, and nobody gets it."""
     PROCESS.count("gradbus.agent.turns", 1, {"gradbus.agent.outcome": outcome})
 
 

@@ -1,7 +1,10 @@
-"""A thousand episodes at once through the real service: what `loadtests/agent_endpoint.py` measures, and what must hold at any speed."""
+"""Thousands of episodes through the real service: what `loadtests/agent_*.py` measure, and what must hold at any speed."""
 
 import pytest
 from agent_endpoint import Load, play, running
+from agent_queue import Queue
+
+from gradbus.process.listener import raise_open_files
 
 
 async def played(folder, episodes, turns, tool_seconds):
@@ -21,3 +24,26 @@ async def test_episodes_side_by_side_are_not_confused(tmp_path):
 @pytest.mark.timeout(600)
 async def test_a_thousand_episodes_are_not_confused(tmp_path):
     await played(tmp_path, 1000, 8, 0.05)
+
+
+async def queued(folder, waiting):
+    with running(folder) as service:
+        queue = Queue(service, "queue", waiting)
+        await queue.offer()
+        load = Load("beside", 8, 3, 0.0)
+        await play(service, load)
+        await queue.ask()
+        await play(service, Load("again", 8, 3, 0.0))
+        await queue.answer()
+    assert load.rewards == [1.0] * 8, "others are played beside them"
+
+
+async def test_episodes_that_wait_are_claimed_once_and_their_requests_get_their_own_turns(tmp_path):
+    await queued(tmp_path, 150)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_ten_thousand_episodes_wait_for_agents_and_then_for_turns(tmp_path):
+    raise_open_files()
+    await queued(tmp_path, 10_000)

@@ -74,7 +74,7 @@ def spec(model, tmp_path):
         "name": "episodes",
         "model": {"path": str(model)},
         "data": {"train": str(prompts)},
-        "environment": {"source": SOURCE, "max_turns": TURNS},
+        "environment": {"source": SOURCE, "max_turns": TURNS, "thinking": "keep"},
         "rollout": {
             "engine": "sglang",
             "slots": 16,

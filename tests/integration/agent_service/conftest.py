@@ -96,23 +96,25 @@ class Worker:
     item: dict = dataclasses.field(default_factory=lambda: {"question": "2+2"})
     player: str = "player"
     traceparent: str = ""
+    name: str = ""
     session: str = ""
     turn: int = -1
     untrained: int = 0
+    withdrawn: int = 0
 
     async def open(self, episode="train.0.0.0", attempt=0, timeout=60, *, resume=False):
         request = pb.OpenRequest(run_id=self.run_id, environment_json=json.dumps(self.section), episode_id=episode, attempt=attempt)
-        request.resume = resume
+        request.resume, request.worker = resume, self.name
         request.item_json, request.player, request.traceparent = json.dumps(self.item), self.player, self.traceparent
         answer = await self.stub.Open(request, timeout=timeout)
-        self.session, self.turn, self.untrained = answer.session, -1, 0
+        self.session, self.turn, self.untrained, self.withdrawn = answer.session, -1, 0, 0
         return answer
 
     def request(self, text="", *calls, finish="stop", end="", tokens=None, stop_text="", untrained=False):
         """`calls` are (name, arguments as drawn, status). `tokens` are (prompt tokens, ids, logprobs, versions)."""
         self.turn += not untrained
         request = pb.StepRequest(run_id=self.run_id, session=self.session, turn=self.turn + untrained, is_last=bool(end), end_reason=end)
-        request.untrained, request.is_untrained = self.untrained, untrained
+        request.untrained, request.is_untrained, request.withdrawn = self.untrained, untrained, self.withdrawn
         self.untrained += untrained
         request.assistant.text, request.assistant.finish, request.assistant.stop_text = text, finish, stop_text
         for at, (name, arguments, *status) in enumerate(calls):
@@ -124,6 +126,17 @@ class Worker:
         drawn.prompt_tokens, drawn.token_ids, drawn.logprobs = prompt, pack_ids(ids), pack_logprobs(logprobs)
         drawn.version_first, drawn.version_last = versions
         return request
+
+    async def keep_alive(self):
+        """The sessions whose draws nobody waits for; the call is held until there is one."""
+        return list((await self.stub.KeepAlive(pb.KeepAliveRequest(worker=self.name), timeout=90)).withdrawn)
+
+    async def withdraw(self):
+        """Draws the turn that was asked to no end, and gives what is asked then."""
+        request = pb.StepRequest(run_id=self.run_id, session=self.session, turn=self.turn + 1, assistant={"finish": "withdrawn"})
+        request.untrained, request.withdrawn = self.untrained, self.withdrawn
+        self.withdrawn += 1
+        return await self.stub.Step(request, timeout=60)
 
     async def step(self, *given, timeout=60, **named):
         return await self.stub.Step(self.request(*given, **named), timeout=timeout)
@@ -195,9 +208,10 @@ async def begin(stub, http, claim):
     """Begins an episode of a run of its own: (worker, agent, the opening in progress)."""
     workers = []
 
-    async def begun(**section):
+    async def begun(name="", **section):
+        """`name` of a worker of whose life the service is to know."""
         run_id = f"run-{next(_runs)}"
-        worker = Worker(stub, {"agent": "pull", "step_seconds": 20, **section}, run_id)
+        worker = Worker(stub, {"agent": "pull", "step_seconds": 20, **section}, run_id, name=name and f"{name}-{run_id}")
         workers.append(worker)
         opening = asyncio.create_task(worker.open())
         (offer,) = (await claim(run_id)).json()

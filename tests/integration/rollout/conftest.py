@@ -158,8 +158,13 @@ async def episode_engine(model_folder):
 def play(episode_engine, fork_server, model_folder, run_id, row_file):
     """Samples groups 0 and 1 in a world; returns them and the worker's presence."""
 
-    async def sampled(world, kind=TaskKind.TASK_KIND_TRAIN, presence=None, reward=None, buffer=None, is_over=False, **environment):
-        """With a `buffer` episodes are recorded there, if world and section want that. `is_over`: whether the run is when it is stopped."""
+    async def sampled(
+        world, kind=TaskKind.TASK_KIND_TRAIN, presence=None, reward=None, buffer=None, is_over=False, engine=None, **environment
+    ):
+        """With a `buffer` episodes are recorded there, if world and section want that. `is_over`: whether the run is when it is stopped.
+
+        With an `engine` in place of the fixture's the world also gets the call that says that the worker lives.
+        """
         body = {"name": "test", "model": {"path": "m"}, "data": {"train": "t"}, "schedule": {"steps": 10}}
         source = {} if "agent" in environment else {"service": "http://127.0.0.1:1/"}
         body |= {"environment": source | environment}
@@ -176,17 +181,19 @@ def play(episode_engine, fork_server, model_folder, run_id, row_file):
         described = RunEnvironment(record.spec.environment, client, await client.describe())
         limits = PromptLimits(NEW_TOKENS, stop_token_ids=tuple(STOPS))
         tokenizer = await Tokenizer.open(fork_server, model_folder, limits, Deadlines(load=60, call=60), described.turn_settings)
+        living = asyncio.create_task(client.keep_alive() if engine else asyncio.sleep(0))
         try:
             table = await PromptTable.open(tokenizer, row_file(PROMPTS))
             limits = EpisodeLimits.of(record.spec, described.section, tokenizer.context_length)
             journals = None
             if buffer is not None and described.has_journal:
                 journals = Journals(buffer, BufferWait(presence), is_read=not described.is_seeded, is_over=AsyncMock(return_value=is_over))
-            parts = PlayerParts(episode_engine, TurnCodec(tokenizer), client, limits, journals)
+            parts = PlayerParts(engine or episode_engine, TurnCodec(tokenizer), client, limits, journals)
             sampler = EpisodeSampler(record, parts, PromptTables(table, None), described.description)
             task = Task(task_id="t", kind=kind, version=4, groups=[GroupTask(index=index, row=index) for index in (0, 1)])
             return await sampler.sample(task, TaskTimes(received=1))
         finally:
+            living.cancel()
             await tokenizer.close()
             await channel.close()
             await server.stop(None)

@@ -33,6 +33,31 @@ async def test_requests_are_drawn_in_their_order(asks):
     assert asks.take() is None
 
 
+async def test_a_draw_that_nobody_waits_for_is_forgotten_and_one_that_somebody_does_is_the_next(asks):
+    budget = asks.budget = ByteBudget(10)
+    abandoned, other = asks.add(REQUEST, mark(size=6)), asks.add(REQUEST, mark("b", size=4))
+    asks.leave(other, is_delivered=False)
+    assert not asks.is_abandoned(other), "it is dropped"
+    asks.take()
+    assert not asks.is_abandoned(abandoned)
+    asks.leave(abandoned, is_delivered=False)
+    assert asks.is_abandoned(abandoned)
+    asks.withdraw()
+    assert (asks.drawing, asks.take(), asks.known(mark())) == (None, None, None)
+    assert budget.take(10)
+    budget.give_back(10)
+    returned, later = asks.add(REQUEST, mark(size=6)), asks.add(REQUEST, mark("b", size=4))
+    asks.take()
+    asks.leave(returned, is_delivered=False)
+    asks.join(returned)
+    assert not asks.is_abandoned(returned)
+    asks.withdraw()
+    assert [asks.take(), asks.take()] == [returned, later], "its client came back before the draw was withdrawn"
+    asks.withdraw()
+    asks.withdraw()
+    assert asks.drawing is None
+
+
 async def test_a_request_is_a_retry_if_it_is_marked_or_the_first_one_was_lost(asks):
     ask = asks.add(REQUEST, mark())
     assert asks.known(mark()) is None, "an equal one is another request"

@@ -8,7 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from gradbus.spec.sections import EnvironmentSpec
+from gradbus.v1.environment_service_pb2 import StepRequest
 from gradbus_agent.contract import ChatMessage, ChatRequest, RefusalError, Reply, Verdict
+from gradbus_agent.episodes import episode as episode_module
 from gradbus_agent.episodes import lease
 from gradbus_agent.episodes import registry as module
 from gradbus_agent.episodes.asks import Mark
@@ -41,6 +43,46 @@ async def drawn_for(episode, request=REQUEST):
     ask = episode.submit(Question.of(request), Mark(b"a"))
     assert (await episode.first(1.0)).status == "ok"
     return ask
+
+
+async def test_a_draw_is_withdrawn_a_while_after_nobody_waits_for_it_and_not_for_ever_again(monkeypatch):
+    monkeypatch.setattr(episode_module, "ABANDONED_SECONDS", 0.02)
+    abandoned = []
+    registry = Registry(abandoned.append)
+    registry.open(opening())
+    ((episode, _),) = await claimed(registry)
+    ask = await drawn_for(episode)
+    episode.leave(ask, is_delivered=False)
+    assert episode.submit(Question.of(REQUEST), Mark(b"a")) is ask, "its client comes back at once"
+    await asyncio.sleep(0.1)
+    assert abandoned == []
+    most = episode_module.WITHDRAWN_PER_TURN * episode.opening.section.max_turns
+    for withdrawn in range(most):
+        episode.leave(ask, is_delivered=False)
+        await asyncio.sleep(0.05)
+        assert abandoned == [episode] * (withdrawn + 1)
+        step = StepRequest(turn=0, withdrawn=withdrawn, assistant={"finish": "withdrawn"})
+        assert (await episode.step(step, 0.01)).is_away, "nobody asks"
+        assert (await episode.step(StepRequest(turn=0, assistant={"finish": "withdrawn"}, withdrawn=withdrawn + 2), 0.01)).status == "error"
+        ask = episode.submit(Question.of(REQUEST), Mark(b"a"))
+        assert (await episode.step(step, 1.0)).conversation == REQUEST, "the same step again gets what is asked now"
+    episode.leave(ask, is_delivered=False)
+    await asyncio.sleep(0.05)
+    assert len(abandoned) == most, "from now on turns are drawn to their ends, and count"
+    assert (episode.counters()["withdrawn"], episode.counters()["turns"]) == (most, 0)
+
+
+async def test_an_episode_that_is_over_withdraws_nothing(monkeypatch):
+    monkeypatch.setattr(episode_module, "ABANDONED_SECONDS", 0.02)
+    abandoned = []
+    registry = Registry(abandoned.append)
+    registry.open(opening())
+    ((episode, _),) = await claimed(registry)
+    ask = await drawn_for(episode)
+    episode.leave(ask, is_delivered=False)
+    episode.end(Verdict("ok", reward=1.0))
+    await asyncio.sleep(0.1)
+    assert abandoned == []
 
 
 async def test_an_equal_opening_finds_the_same_offer_and_another_item_none(registry):
@@ -181,6 +223,34 @@ async def test_an_ended_episode_keeps_no_conversation_and_answers_a_repeated_end
         kept.end(Verdict("ok", reward=0.0))
     with pytest.raises(RefusalError, match="claim another one"):
         kept.submit(Question.of(REQUEST), Mark(b"a"))
+
+
+async def test_episodes_are_claimed_in_the_order_in_which_they_were_offered(registry):
+    for n in range(300):
+        registry.open(opening(n))
+    for n in range(0, 300, 7):
+        registry.close(registry.open(opening(n)), "over")
+    kept = [f"train.0.0.{n}" for n in range(300) if n % 7]
+    first = await claimed(registry, capacity=100)
+    registry.take_back(first[3][0])
+    rest = [episode for episode, _ in [*await claimed(registry, capacity=5), *await claimed(registry, capacity=1000)]]
+    assert [episode.opening.episode_id for episode, _ in first] == kept[:100]
+    assert [episode.opening.episode_id for episode in rest] == [kept[3], *kept[100:]]
+
+
+async def test_a_long_queue_is_read_once_however_many_episodes_of_lost_workers_wait(registry, monkeypatch):
+    """Offers whose workers are gone too, and which are all read to know that."""
+    for n in range(60):
+        episode = registry.open(Opening("run", f"train.0.0.{n}", 0, "", "{}", EnvironmentSpec(agent="pull")), "worker")
+        if n < 30:
+            registry.give(episode)
+            registry.lose({"worker"})
+        silent(episode, 10)
+    read = []
+    is_heard = module.AgentEpisode.is_heard
+    monkeypatch.setattr(module.AgentEpisode, "is_heard", lambda episode, seconds: read.append(episode) or is_heard(episode, seconds))
+    registry.close_idle(900)
+    assert len(read) <= 2 * 60
 
 
 async def test_a_run_has_so_many_episodes(registry, monkeypatch):

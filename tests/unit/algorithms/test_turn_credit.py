@@ -35,6 +35,23 @@ def judge(samples, totals=None, invalid=(), credits_turns=True, **fields):
     return group, [list(row) for row in algorithm.token_advantages(group, lengths)]
 
 
+def test_a_turn_that_goes_on_in_another_sequence_is_the_next_of_its_conversation():
+    """As a template without old thinking has it: the advantages are those of one sequence."""
+    rewards = [(1.0, 2.0, 4.0), (3.0, 0.5, 0.25)]
+    whole = [episode(n, *given) for n, given in enumerate(rewards)]
+    divided = [Sample(sample_id=f"0.{n}", n=n, token_ids=pack_ids([0, 0])) for n in range(2)]
+    for sample, given in zip(divided, rewards, strict=True):
+        sample.episode.turns.extend(Turn(start=0, end=1, reward=reward, sequence=at) for at, reward in enumerate(given))
+        sample.forks.extend(Fork(token_ids=pack_ids([0, 0])) for _ in given[1:])
+        for at, turn in enumerate(sample.episode.turns[1:]):
+            turn.after_turn = at
+    assert judge(divided, **EXACT)[1] == judge(whole, **EXACT)[1]
+    for sample in divided:
+        for turn in sample.episode.turns[1:]:
+            turn.ClearField("after_turn")
+    assert judge(divided, **EXACT)[1] != judge(whole, **EXACT)[1], "conversations beside each other have no order"
+
+
 class StopOrGo:
     """Three states in a row. To go pays the state's reward and leads to the next one, to stop pays and ends; so does the last state."""
 

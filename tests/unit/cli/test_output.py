@@ -44,3 +44,14 @@ def test_a_search_reads_pages_until_it_has_found_enough():
     assert (found["data"], found["has_more"]) == (["a", "b"], True)
     assert [(query["limit"], query.get("after")) for query in client.asked] == [(2, None), (2, "1"), (1, "2")]
     assert inspect._found(Pages(["a"]), "run", {"limit": 2})["data"] == ["a"]
+
+
+def test_an_episode_says_of_each_turn_how_it_ended_and_where_it_is(capsys):
+    turn = {"text": "I look.", "start": 0, "end": 4, "finish": "stop", "calls": [], "messages": [], "reward": None, "sequence": 0}
+    turns = [turn | {"stop_text": "\nObservation:", "after_turn": None}, turn | {"stop_text": "", "after_turn": 0, "sequence": 1}]
+    played = {"turns": turns, "end_reason": "answered", "reason": ""}
+    judged = {"reward": 1.0, "reward_status": "ok", "components": {}, "advantage": None, "label": None}
+    inspect._print_episode({"id": "0.0", "prompt": "p", "verdict": "train", "versions": [], "reason": "", "episode": played} | judged)
+    first, second = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  turn")]
+    assert first.endswith(r"'I look.' (4 tokens, stopped at '\nObservation:')")
+    assert second.endswith("(4 tokens, stop, sequence 2, without the thinking up to turn 1)")

@@ -354,3 +354,22 @@ def test_the_rest_of_a_row_stands_beside_a_sample_of_a_policy(script):
         "samples/row_fields.js", "return given[0].map((fields) => page.rowFields(fields).textContent ?? false);", [[["answer", "2"]], []]
     )
     assert shown == ["answer 2", False]
+
+
+def test_a_turn_says_how_it_ended_and_where_it_is(script):
+    turn = {"start": 3, "end": 7, "finish": "stop", "stop_text": "", "sequence": 0, "after_turn": None, "text": "", "calls": []}
+    body = "return given.map(page.noteOf);"
+    turns = [
+        turn,
+        turn | {"finish": "length"},
+        turn | {"stop_text": '\n"Observation":'},
+        turn | {"sequence": 2},
+        turn | {"sequence": 1, "after_turn": 0},
+    ]
+    assert script("samples/conversation.js", body, *turns) == [
+        "4 tokens",
+        "4 tokens, cut off",
+        '4 tokens, ended at "\\n\\"Observation\\":"',
+        "4 tokens, sequence 3",
+        "4 tokens, sequence 2, without the thinking up to turn 1",
+    ]

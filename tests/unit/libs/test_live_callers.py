@@ -45,6 +45,24 @@ async def test_a_caller_that_was_answered_may_stand_still_for_longer(live):
     assert live.take_gone() == {"a"}
 
 
+async def test_a_call_is_answered_when_there_is_something_to_say_and_if_there_is_none_then_the_next_one(live, monkeypatch):
+    monkeypatch.setattr(module, "HELD_SECONDS", 60)
+    holding = asyncio.create_task(live.hold("a"))
+    await asyncio.sleep(0.02)
+    live.answer("a")
+    live.answer("unknown")
+    await asyncio.wait_for(holding, 5)
+    live.answer("a")
+    await asyncio.wait_for(live.hold("a"), 5)
+    third, other = asyncio.create_task(live.hold("a")), asyncio.create_task(live.hold("b"))
+    await asyncio.sleep(0.1)
+    assert not third.done()
+    assert not other.done()
+    live.end()
+    await asyncio.wait_for(asyncio.gather(third, other, live.hold("new")), 5)
+    assert live.take_gone() == set()
+
+
 async def test_one_that_only_opened_is_gone_if_it_never_holds_a_call(live):
     live.note("")
     live.note("a")

@@ -345,9 +345,10 @@ _AGENTS: Final = (
         "counter",
         "{turn}",
         ("agent",),
-        "Turns given to agents: extend (the request goes on from a turn), fork (it begins a sequence), untrained or replay (a retry).",
+        "Turns given to agents: extend (the request goes on from a turn), fork (it begins a sequence), untrained or replay (a retry); and "
+        "withdrawn ones, which were drawn to no end because their agent went away.",
         ("gradbus.agent.outcome",),
-        zeros=each("gradbus.agent.outcome", "extend", "fork", "untrained", "replay"),
+        zeros=each("gradbus.agent.outcome", "extend", "fork", "untrained", "replay", "withdrawn"),
     ),
     Metric(
         "gradbus.agent.refusals",

@@ -28,12 +28,22 @@ class _Part:
 class Extender:
     """Makes what follows the policy's turns."""
 
-    def __init__(self, frames: TemplateFrames, control: ControlTokens, end_ids: Collection[int], result_tokens: int | None) -> None:
-        """`end_ids` are the ids after which a turn needs no `frames.close`. `result_tokens`: where a message is cut; None: nowhere."""
+    def __init__(
+        self,
+        frames: TemplateFrames,
+        control: ControlTokens,
+        end_ids: Collection[int],
+        result_tokens: int | None,
+        thinking_ends: Collection[Kind] = (),
+    ) -> None:
+        """`end_ids` are the ids after which a turn needs no `frames.close`. `result_tokens`: where a message is cut; None: nowhere.
+        `thinking_ends`: the messages with which the thinking before them leaves the context.
+        """
         self._frames = frames
         self._control = control
         self._end_ids = end_ids
         self._result_tokens = result_tokens
+        self._thinking_ends = thinking_ends
         # The text is encoded as it stands after the end of a turn: some tokenizers encode the beginning of a text in another way.
         self._anchor = frames.end if control.id_of(frames.end) is not None else ""
 
@@ -43,6 +53,7 @@ class Extender:
         Raises ModelError for messages that the chat template does not take there.
         """
         ended = last_drawn in self._end_ids
+        ends_thinking = any(self._kind(message) in self._thinking_ends for message in messages)
         parts = [] if ended else [_Part(self._control.frame(self._frames.close), "close")]
         parts += self._parts(messages)
         anchor = self._control.frame(self._anchor) if ended else ""
@@ -50,7 +61,7 @@ class Extender:
         first = sum(start < len(anchor) for start, _ in encoding.offsets)
         ids = tuple(encoding.ids[first:])
         starts = [start - len(anchor) for start, _ in encoding.offsets[first:]]
-        return Extension(ids, tuple(_spans(parts, starts)))
+        return Extension(ids, tuple(_spans(parts, starts)), ends_thinking)
 
     def _parts(self, messages: Sequence[ChatMessage]) -> Iterator[_Part]:
         before: Kind = "assistant"

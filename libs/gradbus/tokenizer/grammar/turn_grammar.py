@@ -15,12 +15,16 @@ from gradbus.tokenizer.grammar.extension import Extender
 from gradbus.tokenizer.grammar.parsers.codec import Parser, Tools
 from gradbus.tokenizer.grammar.parsers.plain import written_call
 from gradbus.tokenizer.grammar.probe import NoFrameError, TemplateProbe
+from gradbus.tokenizer.grammar.sentinels import Conversation
 from gradbus.tokenizer.grammar.stop_texts import stop_hit
 from gradbus.tokenizer.grammar.template_frames import TemplateFrames
+from gradbus.tokenizer.grammar.thinking import Thinking
+from gradbus.tokenizer.grammar.thinking_probe import ThinkingProbe, ThinkingRule, thinking_rule, thoughtful, thoughts
 from gradbus.tokenizer.template_tools import TemplateTools, read_tools
-from gradbus.tokenizer.turns import ChatCall, ChatMessage, Extension, ParsedTurn, TurnSettings
+from gradbus.tokenizer.turns import ChatCall, ChatMessage, Extension, ParsedTurn, TurnSettings, TurnsSoFar
 
 if TYPE_CHECKING:
+    from gradbus.spec.sections import Thinking as ThinkingPolicy
     from gradbus.spec.sections import ToolParser
     from gradbus.tokenizer.grammar.parsers.codec import Codec
 
@@ -54,11 +58,15 @@ class TurnGrammar:
         """Whether there are no frames: what a message says is all that it writes."""
         frames = TemplateFrames() if self.is_plain else self._probed()
         self._codec = _TokenizerCodec(tokenizer)
+        self._thinking = Thinking(self._thinking_rule(settings.thinking, frames), control, self._codec.written)
         self.parser: ToolParser = settings.parser or self._detected(frames, self._codec)
         """How calls are read."""
         self._reader = lru_cache(_MOST_READERS)(self._reader_of)
         ends = {token for token in stop_ids if not frames.end or self._is_control(token) or not self._spells_control(frames.end)}
-        self._extender = Extender(frames, control, ends, None if settings.is_agent else settings.result_tokens)
+        result_tokens = None if settings.is_agent else settings.result_tokens
+        self._extender = Extender(frames, control, ends, result_tokens, self._thinking.rule.at)
+        if settings.thinking == "template" and self._thinking.rule.at:
+            self._check_thinking(frames)
 
     def encode_plain(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """Token ids `[P]` of messages without frames, one after the other, which are text alone."""
@@ -98,17 +106,45 @@ class TurnGrammar:
         """The ids after a turn whose last id is `last_drawn`. Raises ModelError for messages that the template does not take."""
         return self._extender.extension(last_drawn, messages)
 
-    def _probed(self) -> TemplateFrames:
-        def rendering(messages: list[dict[str, Any]], *, generation_prompt: bool = True, tools: bool = True) -> str:
-            if not tools:
-                return self._template.without_tools(messages, _PROBE)
-            return self._template.rendered(messages, _PROBE, framed=False, generation_prompt=generation_prompt, tools=self._probed_tools)
+    def without_thinking(self, so_far: TurnsSoFar) -> tuple[int, ...]:
+        """The ids `[T]` of the sequence without the thinking in its turns."""
+        return self._thinking.taken_out(so_far.token_ids, so_far.turns)
 
+    def _rendering(self, messages: list[dict[str, Any]], *, generation_prompt: bool = True, tools: bool = True) -> str:
+        if not tools:
+            return self._template.without_tools(messages, _PROBE)
+        return self._template.rendered(messages, _PROBE, framed=False, generation_prompt=generation_prompt, tools=self._probed_tools)
+
+    def _probed(self) -> TemplateFrames:
         ends = [str(self._tokenizer.decode([token])) for token in sorted(self._stop_ids)]
         try:
-            return TemplateProbe(rendering, self._control, ends).frames(with_tools=self._has_tools)
+            return TemplateProbe(self._rendering, self._control, ends).frames(with_tools=self._has_tools)
         except (NoFrameError, DatasetError) as error:
             raise self._template.error(f"the chat template cannot go on after a turn: {error}; use another chat template") from error
+
+    def _thinking_rule(self, policy: ThinkingPolicy | None, frames: TemplateFrames) -> ThinkingRule:
+        if self.is_plain:
+            return ThinkingRule(frozenset({"user"} if policy == "strip" else ()))
+        return thinking_rule(ThinkingProbe(self._rendering, self._control), policy, {"user", frames.results_from}, self._template)
+
+    def _check_thinking(self, frames: TemplateFrames) -> None:
+        """Raises ModelError unless a conversation of canonical text has the ids that the template gives it."""
+        probe = ThinkingProbe(self._rendering, self._control)
+        conversation = Conversation(("user", "assistant", "user", "assistant", "user"))
+        messages = thoughtful(conversation, thoughts())
+        ids = self._encoded(self._rendering(messages[:1]))
+        for at in (1, 3):
+            drawn = self._encoded(messages[at]["content"].removeprefix(probe.begun) + frames.close)
+            so_far = TurnsSoFar((*ids, *drawn), ((len(ids), len(ids) + len(drawn)),))
+            follows = [ChatMessage("user", messages[at + 1]["content"])]
+            ids = (*self.without_thinking(so_far), *self.extension(drawn[-1], follows).token_ids)
+        if ids != self._encoded(self._rendering(messages)):
+            raise self._template.error(
+                'without its thinking, a turn that was drawn has other tokens than the template gives it; set environment.thinking = "keep"'
+            )
+
+    def _encoded(self, text: str) -> tuple[int, ...]:
+        return tuple(self._control.encoding(self._control.frame(text)).ids)
 
     def _detected(self, frames: TemplateFrames, codec: Codec) -> ToolParser:
         if self.is_plain:

@@ -50,6 +50,8 @@ class Ask:
     """When it came first, in nanoseconds since 1970."""
     waiting: int = 1
     """Connections that wait for the answer."""
+    left: int = 0
+    """Connections that waited for it, and have ended."""
     is_delivered: bool = False
     """Whether the answer went out on a connection that was still open."""
 
@@ -154,7 +156,7 @@ class Asks:
 
     def leave(self, ask: Ask, *, is_delivered: bool) -> None:
         """A connection waits no more. A request that nobody waits for, and that the policy was not asked, is dropped."""
-        ask.waiting -= 1
+        ask.waiting, ask.left = ask.waiting - 1, ask.left + 1
         ask.is_delivered = ask.is_delivered or is_delivered
         if not ask.waiting and ask in self.queue:
             self.queue.remove(ask)
@@ -170,6 +172,18 @@ class Asks:
             return
         self.given.append((ask.question.key, turn))
         self._keep(ask, turn)
+
+    def is_abandoned(self, ask: Ask) -> bool:
+        """Whether the policy draws for the request, and nobody waits for it."""
+        return ask is self.drawing and not ask.waiting
+
+    def withdraw(self) -> None:
+        """The policy draws for its request no more. It is the next one again if somebody waits for it now, and else forgotten."""
+        ask, self.drawing = self.drawing, None
+        if ask is not None and ask.waiting:
+            self.queue.appendleft(ask)
+        elif ask is not None:
+            self.budget.give_back(ask.mark.size)
 
     def refuse_drawing(self, error: RefusalError) -> None:
         """Refuses the request that the policy could not draw for."""

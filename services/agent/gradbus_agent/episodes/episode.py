@@ -21,6 +21,10 @@ from gradbus_agent.telemetry import count_turn
 
 UNTRAINED_PER_TURN: Final = 4
 """Untrained turns that an episode may have, for each turn of the run's limit."""
+WITHDRAWN_PER_TURN: Final = 4
+"""Draws of an episode that are cancelled because nobody waits for them, for each turn of the run's limit; those after them end."""
+ABANDONED_SECONDS: Final = 1.5
+"""A draw is cancelled when nobody waited for it for so long. The SDKs send a lost request again within a second."""
 
 
 @dataclass(slots=True)
@@ -41,6 +45,8 @@ class Progress:
     """Turns that are no part of the sample, and requests for one that had no room."""
     refused: int = 0
     """Requests that had no room in the model's context, without the untrained ones."""
+    withdrawn: int = 0
+    """Draws that were cancelled."""
     limit: str = ""
     """The run's limit that ended it; its agent still has to say how it went."""
     over: str = ""
@@ -66,6 +72,8 @@ class AgentEpisode:
         self.heard = time.monotonic()
         """When the rollout worker called last."""
         self.on_over: Callable[[AgentEpisode], None] = lambda _: None
+        self.on_abandoned: Callable[[AgentEpisode], None] = lambda _: None
+        """Called when nobody waits any more for what the rollout worker draws."""
         self.reading = asyncio.Lock()
         """Held while a body is read: one of an episode at a time, in the order in which they came."""
         self._lease = Lease(opening.section.step_seconds)
@@ -145,6 +153,8 @@ class AgentEpisode:
         """A connection that waited for the answer ends."""
         self._asks.leave(ask, is_delivered=is_delivered)
         self._lease.beat()
+        if self._asks.is_abandoned(ask):
+            asyncio.get_running_loop().call_later(ABANDONED_SECONDS, self._abandon, ask, ask.left)
 
     def end(self, verdict: Verdict) -> None:
         """The agent says how it went. Raises RefusalError if the episode ended in another way before."""
@@ -166,6 +176,7 @@ class AgentEpisode:
             "replayed": progress.outcomes["replay"],
             "untrained": progress.untrained,
             "refused": progress.refused,
+            "withdrawn": progress.withdrawn,
             "limit": progress.limit or None,
             "over": progress.over or None,
         }
@@ -237,8 +248,8 @@ class AgentEpisode:
         following = self._progress.turns
         if request.turn == following - 1:
             return f"turn {request.turn} was another one before; a repeated request must equal the first"
-        told = request.turn, request.refused, request.untrained
-        is_next = told == (following, self._progress.refused, self._progress.untrained)
+        told = request.turn, request.refused, request.untrained, request.withdrawn
+        is_next = told == (following, self._progress.refused, self._progress.untrained, self._progress.withdrawn)
         if not is_next or self._opened is None or self._progress.limit:
             return f"turn {request.turn} is not the next one of this session, which is {following}; send the turns in order"
         return ""
@@ -256,7 +267,11 @@ class AgentEpisode:
         if request.is_last:
             self._progress.limit = request.end_reason or "end"
         asked = self._asks.drawing
-        if request.assistant.finish == "none":
+        if request.assistant.finish == "withdrawn":
+            self._progress.withdrawn += 1
+            self._asks.withdraw()
+            count_turn("withdrawn")
+        elif request.assistant.finish == "none":
             if request.is_untrained:
                 self._progress.untrained += 1
             else:
@@ -268,6 +283,12 @@ class AgentEpisode:
         if request.is_last:
             self._asks.refuse_queue(self._limit_error())
             self._lease.renew_last()
+
+    def _abandon(self, ask: Ask, left: int) -> None:
+        """Nobody waited for a while, unless somebody came since and left too."""
+        progress, most = self._progress, WITHDRAWN_PER_TURN * self.opening.section.max_turns
+        if self._asks.is_abandoned(ask) and ask.left == left and not progress.over and progress.withdrawn < most:
+            self.on_abandoned(self)
 
     def _answer(self, asked: Ask, request: StepRequest) -> None:
         progress = self._progress

@@ -7,8 +7,8 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections import OrderedDict, deque
-from collections.abc import Container
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final
@@ -21,7 +21,7 @@ from gradbus_agent.episodes.turns import Opening
 from gradbus_agent.telemetry import count_episodes
 
 _log = get_logger(__name__)
-MAX_EPISODES: Final = 4096
+MAX_EPISODES: Final = 16_384
 """Of one run."""
 MAX_CLAIMS: Final = 64
 """Claims of one run that wait."""
@@ -41,8 +41,8 @@ class _Run:
     """The episodes of one run."""
 
     episodes: int = 0
-    waiting: deque[AgentEpisode] = field(default_factory=deque)
-    """Those that no agent has."""
+    waiting: OrderedDict[AgentEpisode, None] = field(default_factory=OrderedDict)
+    """Those that no agent has, in the order in which they are claimed. Each is found at once: ten thousand may wait."""
     played: set[AgentEpisode] = field(default_factory=set)
     """Those that an agent has, and that go on."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -56,7 +56,9 @@ class _Run:
 class Registry:
     """The episodes of all runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_abandoned: Callable[[AgentEpisode], None] = lambda _: None) -> None:
+        """`on_abandoned` is called for an episode whose rollout worker draws a turn that nobody waits for."""
+        self._on_abandoned = on_abandoned
         self._runs: dict[str, _Run] = {}
         self._sessions: dict[str, AgentEpisode] = {}
         self._of_episode: dict[tuple[str, str, str], AgentEpisode] = {}
@@ -112,12 +114,13 @@ class Registry:
         episode.forget(reason)
         run = self._run(episode)
         run.episodes -= 1
-        if episode in run.waiting:
-            run.waiting.remove(episode)
+        run.waiting.pop(episode, None)
         count_episodes(-1)
 
-    def lose(self, workers: Container[str]) -> None:
+    def lose(self, workers: Collection[str]) -> None:
         """These workers are gone. What an agent plays waits for another worker if the episode has a journal; all else is closed."""
+        if not workers:
+            return
         lost = [episode for episode in self._sessions.values() if episode.worker in workers and episode.lost is None]
         closed = [episode for episode in lost if not (episode.opening.is_shared and episode.is_claimed)]
         for episode in lost:
@@ -148,8 +151,9 @@ class Registry:
         A worker that draws may say nothing for so many seconds, and an episode with a journal may wait for its next worker. Any other
         worker waits for an answer in a call, or asks again at once.
         """
+        is_needed = _Needed(self._runs)
         for episode in list(self._sessions.values()):
-            if _is_idle(episode, self._run(episode), seconds):
+            if _is_idle(episode, is_needed, seconds):
                 _log.info("episode_idle", run_id=episode.opening.run_id, episode=episode.opening.episode_id)
                 self.close(episode, "its rollout worker is gone")
         for run_id in [name for name, run in self._runs.items() if not run.episodes and not run.claims]:
@@ -198,7 +202,8 @@ class Registry:
         episode.key_hash = b""
         if episode.opening.agent == "pull" and not episode.over:
             run = self._run(episode)
-            run.waiting.appendleft(episode)
+            run.waiting[episode] = None
+            run.waiting.move_to_end(episode, last=False)
             run.changed.set()
 
     def of_key(self, key: str) -> AgentEpisode:
@@ -206,13 +211,17 @@ class Registry:
         hashed = _hash(key)
         found = self._keys.get(hashed) or self._ended.get(hashed)
         if found is None or not hmac.compare_digest(found.key_hash, hashed):
-            raise RefusalError(401, "invalid_api_key", "this is the key of no episode; use the api_key that came with the episode")
+            message = (
+                "this is the key of no episode; use the api_key that came with the episode. If this is it, the agent service was started "
+                "again, or the episode has long been over; claim another one"
+            )
+            raise RefusalError(401, "invalid_api_key", message)
         return found
 
     def _offer(self, opening: Opening) -> AgentEpisode:
         run = self._runs.setdefault(opening.run_id, _Run())
         episode = AgentEpisode(opening, secrets.token_hex(16), run.requests)
-        episode.on_over = self._ends
+        episode.on_over, episode.on_abandoned = self._ends, self._on_abandoned
         self._sessions[episode.session] = episode
         self._of_episode[opening.key] = episode
         self._attempts[opening.key] = opening.attempt
@@ -221,7 +230,7 @@ class Registry:
             self._attempts.popitem(last=False)
         run.episodes += 1
         if opening.agent == "pull":
-            run.waiting.append(episode)
+            run.waiting[episode] = None
             run.changed.set()
         count_episodes(1)
         return episode
@@ -238,10 +247,24 @@ class Registry:
             self._ended.popitem(last=False)
 
 
-def _is_idle(episode: AgentEpisode, run: _Run, seconds: float) -> bool:
+class _Needed:
+    """Which runs have offers whose rollout workers wait for an agent. A run's offers are read once, however many episodes ask."""
+
+    def __init__(self, runs: Mapping[str, _Run]) -> None:
+        self._runs = runs
+        self._known: dict[str, bool] = {}
+
+    def __call__(self, run_id: str) -> bool:
+        if run_id not in self._known:
+            run = self._runs.get(run_id)
+            self._known[run_id] = run is not None and any(offer.is_heard(_CALL_SECONDS) for offer in run.waiting)
+        return self._known[run_id]
+
+
+def _is_idle(episode: AgentEpisode, is_needed: Callable[[str], bool], seconds: float) -> bool:
     if episode.lost is not None:
-        is_needed = any(offer.is_heard(_CALL_SECONDS) for offer in run.waiting)
-        return time.monotonic() - episode.lost >= (min(seconds, _NEEDED_SECONDS) if is_needed else seconds)
+        patience = min(seconds, _NEEDED_SECONDS) if is_needed(episode.opening.run_id) else seconds
+        return time.monotonic() - episode.lost >= patience
     return not episode.is_heard(seconds if episode.is_drawing else min(seconds, _OWED_SECONDS))
 
 
@@ -249,7 +272,7 @@ def _taken(run: _Run, capacity: int) -> list[AgentEpisode]:
     """The first offers whose rollout workers wait for an agent; those of workers that are gone stay until they are closed."""
     taken = list(islice((one for one in run.waiting if one.is_heard(_CALL_SECONDS)), capacity))
     for episode in taken:
-        run.waiting.remove(episode)
+        del run.waiting[episode]
     return taken
 
 

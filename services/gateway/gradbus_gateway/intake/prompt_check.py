@@ -17,7 +17,7 @@ from gradbus.datasets.rows import given_row
 from gradbus.datasets.stored import first_rows
 from gradbus.errors import DatasetError, Fault, ModelError
 from gradbus.objects import ObjectStore
-from gradbus.spec import RowColumns, RunSpec
+from gradbus.spec import EnvironmentSpec, RowColumns, RunSpec
 from gradbus.tokenizer.encoder import PromptLimits
 from gradbus.tokenizer.errors import ModelFileError, TokenizerProcessError
 from gradbus.tokenizer.launcher import ForkServer
@@ -34,8 +34,8 @@ _CHECKS: Final = 1
 """Checks at a time: a tokenizer's process may take as much memory as all the rest of the gateway."""
 _CACHED: Final = 1024
 
-_Key = tuple[frozenset[tuple[str, str]], frozenset[tuple[str, str]], tuple[tuple[str, str], ...], RowColumns, PromptLimits]
-"""Files of the model and of a teacher with another tokenizer, datasets, columns of prompt and responses, limits."""
+_Key = tuple[frozenset[tuple[str, str]], frozenset[tuple[str, str]], tuple[tuple[str, str], ...], RowColumns, PromptLimits, str]
+"""Files of the model and of a teacher with another tokenizer, datasets, columns of prompt and responses, limits, policy of thinking."""
 _TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json")
 
 
@@ -53,7 +53,8 @@ class PromptCheck:
         files, limits = spec.model.files or {}, limits_of(spec)
         small = frozenset(item for item in files.items() if not item[0].endswith(".safetensors"))
         teacher = frozenset(item for item in _other_tokenizer(spec).items() if not item[0].endswith(".safetensors"))
-        key = (small, teacher, tuple(spec.data.digests.items()), spec.columns, limits)
+        thinking = "no turns" if (environment := _template_turns(spec)) is None else environment.thinking or "unset"
+        key = (small, teacher, tuple(spec.data.digests.items()), spec.columns, limits, thinking)
         if self._passed.get(key):
             return None
         async with self._turns.turn(caller):
@@ -70,7 +71,8 @@ class PromptCheck:
             try:
                 tokenizer = await Tokenizer.open(self._tokenizers, Path(name), limits, _DEADLINES)
                 try:
-                    return await self._rows_fault(tokenizer, spec) or await self._teacher_fault(tokenizer, spec)
+                    fault = await _thinking_fault(tokenizer, spec) or await self._rows_fault(tokenizer, spec)
+                    return fault or await self._teacher_fault(tokenizer, spec)
                 finally:
                     await tokenizer.close()
             except ModelFileError as error:
@@ -131,6 +133,23 @@ class PromptCheck:
         for file, digest in files.items():
             content = b"" if file.endswith(".safetensors") else await self._objects.get_blob(digest)
             await asyncio.to_thread((folder / file).write_bytes, content)
+
+
+async def _thinking_fault(tokenizer: Tokenizer, spec: RunSpec) -> Fault | None:
+    """Whether the chat template would change what the policy thought, in a way that the run does not say."""
+    if (environment := _template_turns(spec)) is None:
+        return None
+    try:
+        await tokenizer.check_thinking(environment.thinking)
+    except ModelFileError as error:
+        return Fault("environment.thinking", error.text, environment.thinking or "unset", '"template", "strip" or "keep"')
+    return None
+
+
+def _template_turns(spec: RunSpec) -> EnvironmentSpec | None:
+    """The environment, if its turns follow each other as the chat template writes them."""
+    environment = spec.environment
+    return None if environment is None or environment.tool_parser == "plain" else environment
 
 
 def _other_tokenizer(spec: RunSpec) -> Mapping[str, str]:

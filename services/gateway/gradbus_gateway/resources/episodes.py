@@ -35,6 +35,10 @@ class TurnResource(BaseModel):
     start: int = Field(description="Its first token, counted in the sequence's response tokens.")
     end: int = Field(description="One past its last token.")
     finish: str
+    stop_text: str = Field("", description="The agent's stop text at which it ended; it is not in `text`, and its tokens are the turn's.")
+    after_turn: int | None = Field(
+        None, description="Of the first turn of a sequence that goes on without the thinking so far: from which turn, counted from 0."
+    )
     text: str = Field(description="Decoded, without its calls.")
     calls: list[CallResource]
     messages: list[MessageResource] = Field(description="The environment's answer.")
@@ -62,6 +66,8 @@ class TurnResource(BaseModel):
             start=turn.start,
             end=turn.end,
             finish=turn.finish,
+            stop_text=turn.stop_text,
+            after_turn=turn.after_turn if turn.HasField("after_turn") else None,
             text=turn.text,
             calls=calls,
             messages=messages,

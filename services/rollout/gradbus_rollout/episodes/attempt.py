@@ -45,6 +45,8 @@ from gradbus_rollout.tasks.generation_traces import TurnTimes
 _CALL_STATUS: Final = {"ok": CALL_STATUS_OK, "malformed": CALL_STATUS_MALFORMED, "unknown_tool": CALL_STATUS_UNKNOWN_TOOL}
 _NO_TURN: Final = AssistantTurn(finish="none")
 """In place of a turn that the policy had no room to begin."""
+_WITHDRAWN: Final = AssistantTurn(finish="withdrawn")
+"""In place of a turn that nobody waits for any more."""
 _OPEN: Final = frozenset({END_REASON_UNSPECIFIED, END_REASON_MAX_TURNS})
 
 
@@ -102,7 +104,11 @@ class Attempt:
         """Requests of an agent that had no room, without the untrained ones."""
         self._untrained = 0
         """Turns of an agent that are no part of the sample, and requests for one that had no room."""
+        self._withdrawn = 0
+        """Turns of an agent that it did not wait for."""
         self._transcript = Transcript()
+        self._answered: Turn | None = None
+        """The turn that shows the newest answer; None if no turn does."""
         self._rewards = Rewards()
         self._invalid_turns = 0
 
@@ -138,6 +144,8 @@ class Attempt:
         if self._terms.is_untrained:
             return await self._untrained_turn(room)
         turn = await self._draw(room.tokens, self._transcript, f"c{len(self._transcript.turns)}")
+        if turn is None:
+            return await self._tell_withdrawn()
         end = self._end_after(turn, room)
         answer = await self._answer(turn, end, began)
         if end in _OPEN:  # the last turn that is allowed may be the one that would have ended the episode
@@ -150,12 +158,27 @@ class Attempt:
         """As `_turn`, in a transcript that nobody keeps."""
         aside = Transcript()
         turn = await self._draw(room.tokens, aside, f"u{self._untrained}")
+        if turn is None:
+            return await self._tell_withdrawn()
         return await self._tell_untrained(self._request(len(self._transcript.turns), self._told(turn, aside)))
 
     async def _tell_untrained(self, request: StepRequest) -> tuple[EndReason, StepResponse]:
         request.is_untrained = True
         self._untrained += 1
+        self._answered = None
         answer = await self._step(request)
+        return END_REASON_ENVIRONMENT_DONE if answer.done else END_REASON_UNSPECIFIED, answer
+
+    async def _tell_withdrawn(self) -> tuple[EndReason, StepResponse]:
+        """As `_turn`, of one that was not drawn to its end. What was asked is not asked any more, unless the answer asks it again."""
+        transcript = self._transcript
+        transcript.take_back(self._sequence)
+        request = self._request(len(transcript.turns), _WITHDRAWN)
+        self._withdrawn += 1
+        answer = await self._step(request)
+        if self._answered is not None:
+            del self._answered.messages[:]
+            self._answered.messages.extend(answer.messages)
         return END_REASON_ENVIRONMENT_DONE if answer.done else END_REASON_UNSPECIFIED, answer
 
     async def _no_turn(self, reason: EndReason) -> tuple[EndReason, StepResponse]:
@@ -168,6 +191,7 @@ class Attempt:
         may_go_on = self._limits.is_agents and reason == END_REASON_CONTEXT and self._refused < self._limits.environment.max_turns
         request.is_last = not may_go_on
         self._refused += 1
+        self._answered = None
         answer = await self._step(request)
         return END_REASON_UNSPECIFIED if may_go_on and not answer.done else reason, answer
 
@@ -213,23 +237,28 @@ class Attempt:
             rooms.append(_Room(self._terms.most_tokens, END_REASON_UNSPECIFIED))
         return min(rooms, key=lambda room: room.tokens)
 
-    async def _draw(self, room: int, transcript: Transcript, name: str) -> Turn:
-        """A turn of the policy, drawn and parsed; ids of its calls begin with its name.
+    async def _draw(self, room: int, transcript: Transcript, name: str) -> Turn | None:
+        """A turn of the policy, drawn and parsed; ids of its calls begin with its name. None if its agent is gone meanwhile.
 
         An engine knows no stop texts. It draws on, and what comes after one is no part of the turn: each token depends on those before it
         alone, so the turn has the tokens that it would have had.
         """
         start, sequence = self._start, self._sequence
         prompt = sequence.context
-        seed = self._seed(prompt)
+        asked = digest_of(pack_ids(prompt)) if self._limits.is_agents else ""
+        seed = self._seed(asked)
 
-        async def generated() -> Completion:
+        async def generated() -> Completion | None:
             crash_points.reached("mid-draw")  # of other episodes: the engine draws for all of them
-            (group,) = await self._engine.generate([PromptGroup(start.episode_id, prompt, (seed,), start.greedy, room)])
-            (completion,) = group.completions
-            return completion
+            drawing = self._engine.generate([PromptGroup(start.episode_id, prompt, (seed,), start.greedy, room)])
+            may_leave = self._limits.is_agents and self._session
+            groups = await (self._environment.unless_withdrawn(self._session, drawing) if may_leave else drawing)
+            return groups[0].completions[0] if groups else None
 
         completion = await self._journal.drawn(seed, generated)
+        if completion is None:
+            return None
+        self._asked[asked] += 1
         drawn = DrawnTurn(completion.token_ids, completion.finish, sequence.tools_json, self._terms.stop)
         parsed = await self._turns.parse(drawn)
         turn = transcript.draw(sequence, completion if parsed.kept is None else completion.first(parsed.kept), seed)
@@ -239,13 +268,11 @@ class Attempt:
             turn.calls.append(ToolCall(call_id=f"{name}.{at}", name=call.name, arguments_json=call.arguments_json, status=status))
         return turn
 
-    def _seed(self, prompt: tuple[int, ...]) -> int:
-        """Of the next turn, which is drawn after `prompt`."""
+    def _seed(self, asked: str) -> int:
+        """Of the next turn; an agent's is drawn after the prompt with the digest `asked`."""
         if not self._limits.is_agents:
             return turn_seed(self._start.seed, len(self._transcript.turns))
-        digest = digest_of(pack_ids(prompt))
-        self._asked[digest] += 1
-        return asked_turn_seed(self._start.seed, digest, self._asked[digest] - 1)
+        return asked_turn_seed(self._start.seed, asked, self._asked[asked])
 
     def _end_after(self, turn: Turn, room: _Room) -> EndReason:
         """Why the episode ends with this turn, as far as the policy decides it; unspecified if it goes on."""
@@ -264,6 +291,7 @@ class Attempt:
         drawn = time.time_ns()
         answer = await self._step(self._request(len(self._transcript.turns) - 1, self._told(turn, self._transcript), end))
         self._transcript.times.append(TurnTimes(began, drawn, time.time_ns(), turn.end - turn.start, turn.finish))
+        self._answered = turn
         turn.messages.extend(answer.messages)
         turn.state_digest = answer.state_digest
         if answer.HasField("reward"):
@@ -298,7 +326,7 @@ class Attempt:
         is_last = end != END_REASON_UNSPECIFIED
         reason = end_name(end) if is_last else ""
         request = StepRequest(session=self._session, turn=number, assistant=assistant, is_last=is_last, end_reason=reason)
-        request.refused, request.untrained = self._refused, self._untrained
+        request.refused, request.untrained, request.withdrawn = self._refused, self._untrained, self._withdrawn
         return request
 
     async def _open_again(self, turns: int) -> None:
@@ -329,9 +357,13 @@ class Attempt:
             extension = await self._turns.extend(transcript.drawn_in(transcript.turns[number]), as_chat(answer.messages))
         except DatasetError as error:
             raise InvalidItemError(str(error)) from error
-        fits = transcript.tokens_before(number) + len(extension.token_ids) < context
-        if fits:
+        so_far = transcript.up_to(number)
+        before = await self._turns.without_thinking(so_far) if extension.ends_thinking else so_far.token_ids
+        fits = len(before) + len(extension.token_ids) < context
+        if fits and before == so_far.token_ids:
             self._sequence = transcript.extended(number, extension)
+        elif fits:
+            self._sequence = transcript.rewritten(number, extension, before)
         return fits
 
     def _over(self, end: EndReason, answer: StepResponse) -> PlayedEpisode:

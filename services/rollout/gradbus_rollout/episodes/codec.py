@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gradbus.tokenizer.tokenizer import Tokenizer
-from gradbus.tokenizer.turns import ChatConversation, ChatMessage, DrawnTurn, Extension, ParsedTurn, TurnAnswer
+from gradbus.tokenizer.turns import ChatConversation, ChatMessage, DrawnTurn, Extension, ParsedTurn, TurnAnswer, TurnsSoFar
 from gradbus_rollout.episodes.gathered import Gathered
 
 
@@ -16,6 +16,7 @@ class TurnCodec:
         self._tokenizer = tokenizer
         self._parse = Gathered(tokenizer.parse)
         self._extend = Gathered(tokenizer.extend)
+        self._without_thinking = Gathered(tokenizer.without_thinking)
 
     async def conversation(self, given: ChatConversation) -> tuple[int, ...]:
         """Prompt ids `[P]` of a conversation that an environment begins, or in which an agent asks."""
@@ -29,3 +30,7 @@ class TurnCodec:
     async def extend(self, drawn: tuple[int, ...], messages: Sequence[ChatMessage]) -> Extension:
         """The ids that follow a turn."""
         return await self._extend.ask(TurnAnswer(drawn, messages))
+
+    async def without_thinking(self, so_far: TurnsSoFar) -> tuple[int, ...]:
+        """The ids `[T]` of a sequence without the thinking in its turns."""
+        return await self._without_thinking.ask(so_far)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -27,6 +27,7 @@ from gradbus_rollout.engines.base import Completion, TokenSpan
 from gradbus_rollout.episodes.gathered import Gathered
 
 _log = get_logger(__name__)
+_WITHDRAWN: Final = "withdrawn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +131,14 @@ class Journal:
         await self._write(JournalEntry(opened=answer))
         return answer
 
-    async def drawn(self, seed: int, draw: Callable[[], Awaitable[Completion]]) -> Completion:
-        """The next turn, which has this seed."""
+    async def drawn(self, seed: int, draw: Callable[[], Awaitable[Completion | None]]) -> Completion | None:
+        """The next turn, which has this seed; None: it was withdrawn, which is recorded too."""
         if (entry := self._read("drawn")) is not None:
             if entry.drawn.seed != seed:
                 raise EnvironmentFaultError(
                     "the episode's journal has a turn with another seed; it is removed, and the episode begins anew"
                 )
-            return _completion(entry.drawn)
+            return None if entry.drawn.finish == _WITHDRAWN else _completion(entry.drawn)
         completion = await draw()
         await self._write(JournalEntry(drawn=_drawn_turn(completion, seed)))
         return completion
@@ -172,7 +173,9 @@ class Journal:
         crash_points.reached(f"after-{entry.WhichOneof('entry')}")
 
 
-def _drawn_turn(completion: Completion, seed: int) -> DrawnTurn:
+def _drawn_turn(completion: Completion | None, seed: int) -> DrawnTurn:
+    if completion is None:
+        return DrawnTurn(finish=_WITHDRAWN, seed=seed)
     spans = [Span(start=span.start, end=span.end, version=span.version, trainable=True) for span in completion.spans]
     return DrawnTurn(
         token_ids=pack_ids(completion.token_ids), logprobs=completion.logprobs, spans=spans, finish=completion.finish, seed=seed

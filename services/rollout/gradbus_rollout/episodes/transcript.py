@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gradbus.telemetry import Interval
-from gradbus.tokenizer.turns import Author, Extension
+from gradbus.tokenizer.turns import Author, Extension, TurnsSoFar
 from gradbus.v1.episode_pb2 import Turn
 from gradbus.v1.sample_pb2 import (
     SPAN_KIND_CLOSE,
@@ -39,6 +39,10 @@ class TokenSequence:
     """`[P]`"""
     tools_json: str = ""
     """The tools that its conversation brings; empty: those of the run."""
+    turns_before: tuple[tuple[int, int], ...] = ()
+    """[start, end) of turns that were drawn elsewhere, and stand in the prompt as they were drawn."""
+    after_turn: int | None = None
+    """The turn that it goes on from without the thinking so far; None: it begins by itself."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: bytearray = field(default_factory=bytearray)
     """float32, `[T]`."""
@@ -68,6 +72,11 @@ class TokenSequence:
             self._add_span((start + begin, start + end), author, version, number)
         self.token_ids.extend(extension.token_ids)
         self.logprobs.extend(_NO_LOGPROB * len(extension.token_ids))
+
+    def cut(self, end: int) -> None:
+        """Removes the tokens from `end` on, where a span begins."""
+        del self.token_ids[end:], self.logprobs[4 * end :]
+        self.spans = [span for span in self.spans if span.start < end]
 
     def _add_span(self, at: tuple[int, int], author: Author, version: int, turn: int) -> None:
         start, end = at
@@ -100,6 +109,8 @@ class Transcript:
         start = len(sequence.token_ids)
         sequence.draw(completion, len(self.turns))
         turn = Turn(start=start, end=len(sequence.token_ids), seed=seed, finish=completion.finish, sequence=place)
+        if not start and sequence.after_turn is not None:
+            turn.after_turn = sequence.after_turn
         self.turns.append(turn)
         self._mark(completion.times)
         return turn
@@ -111,17 +122,32 @@ class Transcript:
         if turn.end == len(sequence.token_ids):
             sequence.extend(extension, number)
             return sequence
-        before = (*sequence.prompt_ids, *sequence.token_ids[: turn.end])
-        return TokenSequence((*before, *extension.token_ids), sequence.tools_json)
+        before = self.up_to(number)
+        return TokenSequence((*before.token_ids, *extension.token_ids), sequence.tools_json, before.turns)
+
+    def rewritten(self, number: int, extension: Extension, before: tuple[int, ...]) -> TokenSequence:
+        """As `extended`, in a new sequence, with the ids `[T]` of `before` in place of those up to the end of turn `number`."""
+        sequence = self.sequences[self.turns[number].sequence]
+        return TokenSequence((*before, *extension.token_ids), sequence.tools_json, after_turn=number)
+
+    def take_back(self, sequence: TokenSequence) -> None:
+        """Removes what follows the sequence's newest turn: what was asked after it is not asked any more."""
+        place = next((at for at, known in enumerate(self.sequences) if known is sequence), None)
+        if place is not None:
+            sequence.cut(max(turn.end for turn in self.turns if turn.sequence == place))
+
+    def up_to(self, number: int) -> TurnsSoFar:
+        """The sequence of turn `number` up to its end."""
+        last = self.turns[number]
+        sequence = self.sequences[last.sequence]
+        shift = len(sequence.prompt_ids)
+        turns = [turn for turn in self.turns if turn.sequence == last.sequence and turn.end <= last.end]
+        ids = (*sequence.prompt_ids, *sequence.token_ids[: last.end])
+        return TurnsSoFar(ids, (*sequence.turns_before, *((shift + turn.start, shift + turn.end) for turn in turns)))
 
     def drawn_in(self, turn: Turn) -> tuple[int, ...]:
         """The ids `[T]` of a turn."""
         return tuple(self.sequences[turn.sequence].token_ids[turn.start : turn.end])
-
-    def tokens_before(self, number: int) -> int:
-        """Tokens of the context up to the end of turn `number`."""
-        turn = self.turns[number]
-        return len(self.sequences[turn.sequence].prompt_ids) + turn.end
 
     def _mark(self, times: Interval | None) -> None:
         if times is not None:

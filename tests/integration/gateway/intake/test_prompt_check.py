@@ -55,6 +55,28 @@ def faults(answer):
     return [(fault["path"], fault["message"]) for fault in answer.json()["errors"]]
 
 
+THINKS = (
+    "{% set ns = namespace(last=0) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}{{ (m.content.split('</think>') | last if loop.index0 < ns.last else m.content) + '\\n' }}{% endfor %}"
+)
+
+
+def test_a_template_that_removes_thinking_is_refused_unless_the_run_says_what_becomes_of_it(submit, spec, tmp_path):
+    (tmp_path / "model" / "chat_template.jinja").write_text(THINKS)
+    write_rows(tmp_path / "train.jsonl", CHAT)
+    write_rows(tmp_path / "eval.jsonl", CHAT)
+    spec["environment"] = {"service": "http://127.0.0.1:1/"}
+    ((path, message),) = faults(submit())
+    assert path == "environment.thinking"
+    assert "it removes the thinking of turns before messages of user; set environment.thinking" in message
+    for said in ({"thinking": "keep"}, {"tool_parser": "plain"}):
+        spec["environment"] |= said
+        assert submit().status_code == 201, said
+        spec["environment"] = {"service": "http://127.0.0.1:1/"}
+    del spec["environment"]
+    assert submit().status_code == 201, "a run of single turns"
+
+
 def write_rows(path, *prompts):
     path.write_text("".join(json.dumps({"prompt": prompt, "answer": "2"}) + "\n" for prompt in prompts))
 

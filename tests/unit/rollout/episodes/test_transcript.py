@@ -1,7 +1,7 @@
 """Sequences of an episode: what goes on where, and what begins anew."""
 
 from gradbus.formats.tokens import pack_logprobs
-from gradbus.tokenizer.turns import Extension
+from gradbus.tokenizer.turns import Extension, TurnsSoFar
 from gradbus_rollout.engines.base import Completion, TokenSpan
 from gradbus_rollout.episodes.episode import PlayedEpisode
 from gradbus_rollout.episodes.transcript import TokenSequence, Transcript
@@ -18,12 +18,13 @@ def test_a_turn_that_nothing_follows_goes_on_in_its_sequence_and_another_one_in_
     transcript = Transcript()
     first = TokenSequence((1, 2), TOOLS)
     transcript.draw(first, drawn(3, 4), seed=5)
-    assert transcript.tokens_before(0) == 4
+    assert transcript.up_to(0) == TurnsSoFar((1, 2, 3, 4), ((2, 4),))
     assert transcript.extended(0, SAID) is first
     transcript.draw(first, drawn(9), seed=6)
     copied = transcript.extended(0, SAID)
     assert (copied.prompt_ids, copied.token_ids, copied.tools_json) == ((1, 2, 3, 4, 7, 8), [], TOOLS)
     assert transcript.sequences == [first], "one without a turn is none yet"
+    assert (copied.turns_before, copied.after_turn) == (((2, 4),), None), "its prompt has a turn as it was drawn"
     transcript.draw(copied, drawn(9, version=4), seed=7)
     assert transcript.extended(2, SAID) is copied
     assert transcript.extended(1, SAID) is first
@@ -35,6 +36,21 @@ def test_a_turn_that_nothing_follows_goes_on_in_its_sequence_and_another_one_in_
     ]
     assert first.token_ids == [3, 4, 7, 8, 9, 7, 8]
     assert (transcript.drawn, len(first), transcript.began, transcript.ended) == (4, 9, 10, 20)
+
+
+def test_a_sequence_without_the_thinking_so_far_goes_on_from_a_turn():
+    transcript = Transcript()
+    first = TokenSequence((1, 2), TOOLS)
+    transcript.draw(first, drawn(3, 4), seed=5)
+    rewritten = transcript.rewritten(0, SAID, (1, 2, 4))
+    assert (rewritten.prompt_ids, rewritten.token_ids, rewritten.tools_json) == ((1, 2, 4, 7, 8), [], TOOLS)
+    assert first.token_ids == [3, 4], "nothing follows the turn where it was drawn"
+    transcript.draw(rewritten, drawn(9), seed=6)
+    transcript.extended(1, SAID)
+    transcript.draw(rewritten, drawn(6), seed=7)
+    assert [turn.after_turn if turn.HasField("after_turn") else None for turn in transcript.turns] == [None, 0, None]
+    assert [(turn.sequence, turn.start, turn.end) for turn in transcript.turns] == [(0, 0, 2), (1, 0, 1), (1, 3, 4)]
+    assert transcript.up_to(2) == TurnsSoFar((1, 2, 4, 7, 8, 9, 7, 8, 6), ((5, 6), (8, 9))), "turns before it have no thinking any more"
 
 
 def test_equal_sequences_are_still_two():

@@ -212,7 +212,7 @@ class Family:
 
 
 def settings(**changed):
-    return TurnSettings(**({"tools_json": json.dumps(TOOLS)} | changed))
+    return TurnSettings(**({"tools_json": json.dumps(TOOLS), "thinking": "keep"} | changed))
 
 
 @pytest.fixture(scope="session")

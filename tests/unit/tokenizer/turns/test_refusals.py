@@ -182,17 +182,3 @@ def test_plain_text_may_be_asked_for_where_there_is_a_template(opened):
     assert text_of(encoder, ChatMessage("user", "so")) == "so"
     drawn = encoder.encode("mul(2,3)", 1)
     assert encoder.grammar.parse((*drawn, min(encoder.stop_token_ids)), stopped=True).calls == (ParsedCall("mul", '{"a":2,"b":3}', "ok"),)
-
-
-def test_thinking_that_a_template_would_strip_stays(families):
-    family = families("qwen3")
-    prompt = family.encoder.encode_conversation([ChatMessage("user", "x")])
-    drawn = family.ids("<think>\nhm\n</think>\n\nfox<|im_end|>")
-    context = prompt + drawn + family.grammar.extension(drawn[-1], [ChatMessage("user", "and?")]).token_ids
-    messages = [
-        {"role": "user", "content": "x"},
-        {"role": "assistant", "content": "<think>\nhm\n</think>\n\nfox"},
-        {"role": "user", "content": "and?"},
-    ]
-    assert "hm" not in family.render(messages)
-    assert family.tokenizer.decode(context) == family.render(messages).replace("fox", "<think>\nhm\n</think>\n\nfox")

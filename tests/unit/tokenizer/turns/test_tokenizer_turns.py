@@ -8,10 +8,10 @@ import signal
 import pytest
 
 from gradbus.errors import DatasetError, ModelError
-from gradbus.tokenizer.encoder import PromptLimits
+from gradbus.tokenizer.encoder import PromptEncoder, PromptLimits
 from gradbus.tokenizer.errors import ModelFileError
 from gradbus.tokenizer.tokenizer import Deadlines, NumberedPrompt, Tokenizer
-from gradbus.tokenizer.turns import ChatCall, ChatConversation, ChatMessage, DrawnTurn, TurnAnswer
+from gradbus.tokenizer.turns import ChatCall, ChatConversation, ChatMessage, DrawnTurn, TurnAnswer, TurnsSoFar
 
 DEADLINES = Deadlines(load=60, call=60)
 CALL = '<tool_call>\n{"name": "mul", "arguments": {"a": 2,"b":3}}\n</tool_call><|im_end|>'
@@ -78,6 +78,26 @@ def test_an_error_is_that_of_the_environments_messages(runner):
             run(asked)
     with pytest.raises(ModelError, match="a message of the role 'system' follows a turn"):
         run(tokenizer.extend([TurnAnswer((5,), [ChatMessage("system", "x")])]))
+
+
+async def test_thinking_leaves_the_context_as_in_this_process(fork_server, families, turn_settings):
+    family = families("qwen3")
+    encoder = PromptEncoder(family.folder, PromptLimits(8), turns=turn_settings(thinking="template"))
+    tokenizer = await Tokenizer.open(fork_server, family.folder, PromptLimits(8), DEADLINES, turn_settings(thinking="template"))
+    drawn = family.ids("<think>\nhm\n</think>\n\nfox<|im_end|>")
+    follows = [[ChatMessage("user", "and?")], [ChatMessage("tool", "6", "c0", "mul")]]
+    extensions = await tokenizer.extend([TurnAnswer(drawn, messages) for messages in follows])
+    assert [one.ends_thinking for one in extensions] == [True, False]
+    so_far = [TurnsSoFar((*range(5, 5 + n), *drawn), ((n, n + len(drawn)),)) for n in range(100)]
+    found = await tokenizer.without_thinking(so_far)
+    assert found == [encoder.without_thinking(one) for one in so_far]
+    assert found == [(*range(5, 5 + n), *family.ids("fox<|im_end|>")) for n in range(100)]
+    assert await tokenizer.without_thinking([]) == []
+    await tokenizer.check_thinking("template")
+    with pytest.raises(ModelFileError, match="it removes the thinking of turns before messages of user") as failed:
+        await tokenizer.check_thinking(None)
+    assert failed.value.file == "chat_template.jinja"
+    await tokenizer.close()
 
 
 async def test_a_decoder_that_makes_too_much_of_a_turn_is_refused(fork_server, model_folders, turn_settings):

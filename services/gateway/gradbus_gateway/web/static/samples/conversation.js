@@ -31,10 +31,17 @@ function turnItems(turn, number) {
   const reward = turn.reward === null ? "" : `reward ${signed(turn.reward)}`;
   const calls = turn.calls.map((call) => make("pre", { class: call.status === "ok" ? "call" : "call warns" }, `${call.name || "(no name)"} ${call.arguments}${call.status === "ok" ? "" : `  ← ${call.status.replace("_", " ")}`}`));
   return [
-    item("policy", `Turn ${number + 1}`, `${plural(turn.end - turn.start, "token")}${turn.finish === "length" ? ", cut off" : ""}${turn.sequence ? `, sequence ${turn.sequence + 1}` : ""}`, [turn.text && make("pre", {}, turn.text), ...calls]),
+    item("policy", `Turn ${number + 1}`, noteOf(turn), [turn.text && make("pre", {}, turn.text), ...calls]),
     ...turn.messages.map((message) => item(message.role, message.role === "tool" ? `Tool ${message.name}` : "Environment", "", [make("pre", {}, message.content)])),
     reward && make("li", { class: "soft small num" }, reward),
   ];
+}
+
+/** How many tokens a turn has, how it ended, and where it is. */
+export function noteOf(turn) {
+  const end = turn.stop_text ? `, ended at ${JSON.stringify(turn.stop_text)}` : turn.finish === "length" ? ", cut off" : "";
+  const without = turn.after_turn === null ? "" : `, without the thinking up to turn ${turn.after_turn + 1}`;
+  return `${plural(turn.end - turn.start, "token")}${end}${turn.sequence ? `, sequence ${turn.sequence + 1}` : ""}${without}`;
 }
 
 const item = (author, title, note, parts) => make("li", { class: `by-${author}` }, make("b", {}, title), make("span", { class: "soft small num" }, note), ...parts);
