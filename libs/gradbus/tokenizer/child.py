@@ -12,6 +12,7 @@
     {"extend": [[message]], "lengths":        {"spans": [[[start, end, author]]], "lengths": [...]} and the ids after each turn
      [...]}, the last id of each turn
     {"compare": folder}                       {"difference": text}, empty if each token has the same id in both
+    {"spell": [first id, number]}             {"texts": [...], "lengths": [...]} of tokens, and the ids of each text; fewer at the last id
 
 A message is [role, content, call id, name, [[name, arguments, call id]]], with its calls at the end. Tools are a text of JSON. A request
 that fails gets {"error": text, "kind": "dataset" | "model" | "file", "file": name}. Before the reply to a load, or to
@@ -79,6 +80,9 @@ class _Child:
         self._reports = False
         if "compare" in header:
             return Frame({"difference": encodable(self._encoder.difference(Path(header["compare"])))})
+        if "spell" in header:
+            texts, ids = self._encoder.spelled(*header["spell"])
+            return Frame.of_sequences({"texts": list(map(encodable, texts))}, ids)
         if "decode" in header:
             return Frame({"texts": self._encoder.decode(list(request.sequences()))})
         return self._turned(self._encoder, request)

@@ -241,7 +241,7 @@ def test_what_holds_state_has_no_way_out():
     for name in ("internal", "storage", "telemetry"):
         assert COMPOSE["networks"][name] == {"internal": True, "driver_opts": {"com.docker.network.bridge.inhibit_ipv4": "true"}}
     outside = {name for name, service in SERVICES.items() if set(service.get("networks", [])) - {"internal", "storage", "telemetry"}}
-    assert outside == {"gateway", "agent", "reward", "environment", "grafana"} | EXAMPLES
+    assert outside == {"gateway", "agent", "reward", "environment", "reference", "reference-gpu", "grafana"} | EXAMPLES
 
 
 def test_object_storage_is_reached_by_those_who_have_its_key_and_by_its_s3_alone():

@@ -25,6 +25,7 @@ from gradbus.tokenizer.tokenizer import Deadlines, NumberedPrompt, Tokenizer, li
 from gradbus_gateway.http.problems import ProblemError
 from gradbus_gateway.intake.check_turns import RETRY_SECONDS, CheckTurns
 from gradbus_gateway.intake.lru_cache import LruCache
+from gradbus_gateway.intake.spec.teacher_servers import TeacherServers
 
 _ROWS: Final = 200
 _ROWS_AT_ONCE: Final = 20
@@ -42,8 +43,9 @@ _TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json")
 class PromptCheck:
     """Loads the tokenizers of submissions and encodes the first rows of their datasets. What passed before is not checked again."""
 
-    def __init__(self, objects: ObjectStore, tokenizers: ForkServer) -> None:
+    def __init__(self, objects: ObjectStore, tokenizers: ForkServer, teachers: TeacherServers) -> None:
         self._objects = objects
+        self._teachers = teachers
         self._tokenizers = tokenizers
         self._turns = CheckTurns(_CHECKS)
         self._passed = LruCache[_Key, bool](_CACHED)
@@ -54,15 +56,19 @@ class PromptCheck:
         small = frozenset(item for item in files.items() if not item[0].endswith(".safetensors"))
         teacher = frozenset(item for item in _other_tokenizer(spec).items() if not item[0].endswith(".safetensors"))
         key = (small, teacher, tuple(spec.data.digests.items()), spec.columns, limits)
-        if self._passed.get(key):
+        if self._has_passed(key, spec):
             return None
         async with self._turns.turn(caller):
-            if self._passed.get(key):
+            if self._has_passed(key, spec):
                 return None  # an equal submission had its turn before
             fault = await self._checked(spec, limits)
             if fault is None:
                 self._passed.put(key, True)
         return fault
+
+    def _has_passed(self, key: _Key, spec: RunSpec) -> bool:
+        """A teacher's server is asked each time: it may have been started anew with another tokenizer."""
+        return bool(self._passed.get(key)) and (spec.teacher is None or spec.teacher.url is None)
 
     async def _checked(self, spec: RunSpec, limits: PromptLimits) -> Fault | None:
         with tempfile.TemporaryDirectory(prefix="gradbus-tokenizer-") as name:
@@ -92,6 +98,8 @@ class PromptCheck:
 
     async def _teacher_fault(self, tokenizer: Tokenizer, spec: RunSpec) -> Fault | None:
         """Whether a teacher's tokens have other ids than the policy's, which it is to judge."""
+        if spec.teacher is not None and spec.teacher.url is not None:
+            return await self._teachers.tokenizer_fault(tokenizer, spec.teacher.url)
         if not (files := _other_tokenizer(spec)):
             return None
         with tempfile.TemporaryDirectory(prefix="gradbus-tokenizer-") as name:
@@ -136,5 +144,5 @@ class PromptCheck:
 def _other_tokenizer(spec: RunSpec) -> Mapping[str, str]:
     """Files of a teacher whose tokenizer is not that of the model, byte for byte; else none."""
     mine = spec.model.files or {}
-    theirs = spec.teacher.files or {} if spec.teacher else mine
+    theirs = spec.teacher.files or {} if spec.teacher and spec.teacher.url is None else mine
     return theirs if any(mine.get(name) != theirs.get(name) for name in _TOKENIZER_FILES) else {}

@@ -45,7 +45,8 @@ from gradbus_gateway.intake.spec.faults import (
     server_faults,
 )
 from gradbus_gateway.intake.spec.frozen_models import REWARD_MODEL, TEACHER, FrozenModels, sampler_row_faults
-from gradbus_gateway.settings import GatewaySettings
+from gradbus_gateway.intake.spec.teacher_servers import TeacherServers
+from gradbus_gateway.settings import GatewaySettings, TeacherSettings
 
 Section = TypeVar("Section", bound=BaseModel)
 _GRADERS_AT_A_TIME: Final = 2
@@ -59,7 +60,8 @@ class SpecIntake:
     def __init__(self, objects: ObjectStore, tokenizers: ForkServer, settings: GatewaySettings, run_models: RunModels) -> None:
         self._settings = settings
         self._run_models = run_models
-        self._prompts = PromptCheck(objects, tokenizers)
+        self._teachers = TeacherServers(TeacherSettings(), allow_loopback=settings.allow_loopback)
+        self._prompts = PromptCheck(objects, tokenizers, self._teachers)
         self._models = ModelIntake(objects, settings)
         self._datasets = DataIntake(objects, settings)
         self._graders = CheckTurns(_GRADERS_AT_A_TIME)
@@ -110,7 +112,7 @@ class SpecIntake:
             faults.extend(evaluation_faults(evaluation, data_spec, reward))
         if faults or spec is None or model is None or data is None:
             raise SpecError(faults)
-        spec = spec.model_copy(update={"model": model.spec, "data": data.spec, **frozen.sections(spec)})
+        spec = spec.model_copy(update={"model": model.spec, "data": data.spec, **frozen.sections(spec, model)})
         if fault := await self._prompts.fault(spec, caller):
             raise SpecError([fault])
         return spec
@@ -132,6 +134,9 @@ class SpecIntake:
 
     async def _stored_frozen(self, reward: RewardSpec | None, given: TeacherSpec | None, caller: str) -> FrozenModels:
         scorer, of_scorer = await self._stored(reward.model if reward else None, caller, self._models.store_reward_model, REWARD_MODEL)
+        if given is not None and given.url is not None and not any(model_faults(given)):
+            server, of_server = await self._teachers.found(given)
+            return FrozenModels(scorer, None, (*of_scorer, *of_server), server)
         teacher, of_teacher = await self._stored(given, caller, self._models.store, TEACHER)
         return FrozenModels(scorer, teacher, (*of_scorer, *of_teacher))
 
