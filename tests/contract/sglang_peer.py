@@ -24,7 +24,7 @@ class Faults:
 
 
 class SGLangPeer(ThreadingHTTPServer):
-    """Serves `table`, which gives the log-probabilities `[L, V]` of what follows each of L tokens, and `encode`, which gives a text's ids."""
+    """`table` gives the log-probabilities `[L, V]` of what follows each of L tokens, and `encode` a text's ids."""
 
     daemon_threads = True
 
@@ -65,7 +65,12 @@ class SGLangPeer(ThreadingHTTPServer):
         if faults.other_token:
             own[-1][1] = (own[-1][1] + 1) % self.vocab_size
         kept = len(own) - faults.dropped
-        meta = {"id": "1", "finish_reason": {"type": "length", "length": 0}, "prompt_tokens": len(ids), "weight_version": self.weight_version}
+        meta = {
+            "id": "1",
+            "finish_reason": {"type": "length", "length": 0},
+            "prompt_tokens": len(ids),
+            "weight_version": self.weight_version,
+        }
         meta |= {"input_token_logprobs": own[:kept], "output_token_logprobs": []}
         meta |= {"input_top_logprobs": likely[:kept]} if top else {}
         return 200, {"text": "", "output_ids": [], "meta_info": meta}

@@ -41,8 +41,7 @@ def teacher_faults(kind: str, sections: Mapping[str, Any], deterministic: object
             message = f"a run of kind {kind} samples nothing that a teacher could judge"
             yield Fault("teacher", message, teacher.source, 'no [teacher], or kind = "rl"')
         return
-    if teacher is not None:
-        yield from _served_faults(teacher, sections.get("rollout"), deterministic)
+    yield from _served_faults(teacher, sections.get("rollout"), deterministic)
     if algorithm is None:
         return
     if algorithm.reads_rewards:
@@ -107,10 +106,10 @@ def _row_faults(top_k: int, algorithm: AlgorithmSpec, sections: Mapping[str, Any
         yield from row_size_faults("teacher.top_k", top_k, rollout)
 
 
-def _served_faults(teacher: TeacherSpec, rollout: RolloutSpec | None, deterministic: object) -> Iterator[Fault]:
+def _served_faults(teacher: TeacherSpec | None, rollout: RolloutSpec | None, deterministic: object) -> Iterator[Fault]:
     """Of a teacher that is a server."""
-    if teacher.url is None:
-        if teacher.served is not None:
+    if teacher is None or teacher.url is None:
+        if teacher is not None and teacher.served is not None:
             yield Fault("teacher.served", "only a server has it", teacher.served.model_path, "none, or `url` in place of `path`")
         return
     if teacher.files is not None:

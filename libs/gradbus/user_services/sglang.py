@@ -18,6 +18,7 @@ from gradbus.user_services.sglang_answers import (
     Document,
     GivenTokens,
     TokenLogprobs,
+    UnusableAnswerError,
     ids_of_texts,
     most_tokens,
     texts,
@@ -134,7 +135,7 @@ class SGLangClient:
         try:
             found = parse_json(response.body)
         except UnicodeDecodeError as error:
-            raise ValueError(f"it is not UTF-8 ({error})") from error
+            raise UnusableAnswerError(f"it is not UTF-8 ({error})") from error
         if not isinstance(found, dict):
-            raise ValueError("it is no JSON object; check that it is an SGLang server")
+            raise UnusableAnswerError("it is no JSON object; check that it is an SGLang server")
         return found

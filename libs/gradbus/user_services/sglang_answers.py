@@ -15,6 +15,10 @@ _SHOWN: Final = 80
 Document = Mapping[str, Any]
 
 
+class UnusableAnswerError(ValueError):
+    """An answer that says nothing that could be trained on. The message says why, without the server's name."""
+
+
 @dataclass(frozen=True, slots=True)
 class GivenTokens:
     """A prompt and the tokens after it whose log-probabilities are asked for."""
@@ -42,10 +46,10 @@ class TokenLogprobs:
 
 
 def texts(said: Document, *names: str) -> tuple[str, ...]:
-    """The texts of these names. Raises ValueError if one is none."""
+    """The texts of these names. Raises UnusableAnswerError if one is none."""
     found = [said.get(name) for name in names]
     if not all(isinstance(value, str) for value in found):
-        raise ValueError(f"it does not say {' and '.join(names)}; use SGLang 0.5.21 or later")
+        raise UnusableAnswerError(f"it does not say {' and '.join(names)}; use SGLang 0.5.21 or later")
     return tuple(map(str, found))
 
 
@@ -56,21 +60,21 @@ def most_tokens(said: Document) -> int | None:
 
 
 def ids_of_texts(said: Document, count: int) -> list[tuple[int, ...]]:
-    """The ids of `count` texts. Raises ValueError."""
+    """The ids of `count` texts. Raises UnusableAnswerError."""
     found = said.get("tokens")
     if not isinstance(found, list) or len(found) != count or not all(isinstance(ids, list) and all(map(_is_id, ids)) for ids in found):
-        raise ValueError("it has no list of ids for each text; use SGLang 0.5.21 or later")
+        raise UnusableAnswerError("it has no list of ids for each text; use SGLang 0.5.21 or later")
     return [tuple(ids) for ids in found]
 
 
 def token_logprobs(said: Document, given: GivenTokens) -> TokenLogprobs:
-    """What the answer says of the given tokens. Raises ValueError for wrong lengths, other tokens, and numbers that are none."""
+    """What the answer says of the given tokens. Raises UnusableAnswerError for wrong lengths, other tokens, and numbers that are none."""
     meta = said.get("meta_info")
     if not isinstance(meta, dict):
-        raise ValueError("it has no meta_info; use SGLang 0.5.21 or later")
+        raise UnusableAnswerError("it has no meta_info; use SGLang 0.5.21 or later")
     pairs = [_pair(pair) for pair in _of_tokens(meta, "input_token_logprobs", given)]
     if [token for _, token in pairs] != list(given.token_ids):
-        raise ValueError("it has log-probabilities of other tokens than those asked about; look for a proxy before the server")
+        raise UnusableAnswerError("it has log-probabilities of other tokens than those asked about; look for a proxy before the server")
     rows = [_row(row, given.top_k) for row in _of_tokens(meta, "input_top_logprobs", given)] if given.top_k else []
     ids, most = ([[pair[at] for pair in row] for row in rows] for at in (1, 0))
     return TokenLogprobs([logprob for logprob, _ in pairs], ids, most, *texts(meta, "weight_version"))
@@ -81,23 +85,23 @@ def _of_tokens(meta: Document, name: str, given: GivenTokens) -> Sequence[Any]:
     found, length = meta.get(name), len(given.token_ids)
     if not isinstance(found, list) or len(found) != length + 1:
         count = f"{len(found) - 1} tokens" if isinstance(found, list) else "no token"
-        raise ValueError(f"it has {name} of {count} for {length}; see the server's log")
+        raise UnusableAnswerError(f"it has {name} of {count} for {length}; see the server's log")
     return found[1:]
 
 
 def _row(row: Any, top_k: int) -> list[tuple[float, int]]:
     pairs = [_pair(pair) for pair in row] if isinstance(row, list) else []
     if len({token for _, token in pairs}) != top_k or len(pairs) != top_k:
-        raise ValueError(f"it has not {top_k} different tokens of each position; lower teacher.top_k")
+        raise UnusableAnswerError(f"it has not {top_k} different tokens of each position; lower teacher.top_k")
     return pairs
 
 
 def _pair(pair: Any) -> tuple[float, int]:
     if not isinstance(pair, list) or len(pair) < _PAIR or not _is_id(pair[1]):
-        raise ValueError(f"it has {str(pair)[:_SHOWN]} in place of a log-probability and a token; see the server's log")
+        raise UnusableAnswerError(f"it has {str(pair)[:_SHOWN]} in place of a log-probability and a token; see the server's log")
     logprob = pair[0]
     if not isinstance(logprob, float | int) or not math.isfinite(logprob) or logprob > _MOST_LOGPROB:
-        raise ValueError(f"it has {str(logprob)[:_SHOWN]} for the log-probability of token {pair[1]}; see the server's log")
+        raise UnusableAnswerError(f"it has {str(logprob)[:_SHOWN]} for the log-probability of token {pair[1]}; see the server's log")
     return float(logprob), pair[1]
 
 

@@ -84,7 +84,9 @@ async def test_log_probabilities_are_those_of_transformers(server, url, folder, 
     model = sglang_lab.make_folder(folder / "again")
     served = ServedTeacherSpec(model_path=str(folder), weight_version="default", vocab_size=sglang_lab.VOCAB)
     rng = np.random.default_rng(5)
-    given = [PromptResponse(f"0.{n}", *(rng.integers(0, sglang_lab.VOCAB, size).astype(np.int32) for size in (6, 1 + 9 * n))) for n in range(8)]
+    given = [
+        PromptResponse(f"0.{n}", *(rng.integers(0, sglang_lab.VOCAB, size).astype(np.int32) for size in (6, 1 + 9 * n))) for n in range(8)
+    ]
     given += [PromptResponse("1.0", given[0].prompt_ids, given[7].token_ids)]
     servers = TeacherServers(ReferenceSettings(allow_loopback=True))
     answers = await servers.values(TeacherSpec(url=url, served=served), LogProbsQuestion("run-1", 1.0, of_teacher=True, top_k=top_k), given)
@@ -106,7 +108,7 @@ async def test_the_server_says_why_it_refuses_and_a_dead_one_is_away(server, url
     served = ServedTeacherSpec(model_path=server.model_path, weight_version=server.weight_version, vocab_size=1000)
     question = LogProbsQuestion("run-1", 1.0, of_teacher=True)
     unknown = [PromptResponse("0.0", np.array([1], np.int32), np.array([999], np.int32))]
-    with pytest.raises(UserCodeError, match="answered /generate with 400: .*999"):
+    with pytest.raises(UserCodeError, match=r"answered /generate with 400: .*999"):
         await servers.values(TeacherSpec(url=url, served=served), question, unknown)
     with pytest.raises(ServiceAwayError):
         await servers.values(TeacherSpec(url=f"http://127.0.0.1:{free_port()}", served=served), question, unknown)

@@ -104,7 +104,11 @@ async def test_a_server_that_wants_a_key_gets_the_operators(fork_server, objects
 
 async def test_a_host_that_the_operator_does_not_allow_is_never_asked(fork_server, objects, tmp_path, body, peer):
     closed = SpecIntake(objects, fork_server, GatewaySettings(model_roots=(tmp_path / "roots",), cache_dir=tmp_path / "cache"), None)
-    for url, words in ((peer.url, "loopback"), ("http://teacher.example:30000", "GRADBUS_TEACHER_HOSTS"), ("http://169.254.169.254", "never")):
+    for url, words in (
+        (peer.url, "loopback"),
+        ("http://teacher.example:30000", "GRADBUS_TEACHER_HOSTS"),
+        ("http://169.254.169.254", "never"),
+    ):
         with pytest.raises(SpecError) as caught:
             await closed.accept(body | {"teacher": {"url": url}}, "key")
         [fault] = caught.value.faults
