@@ -24,13 +24,13 @@ class Faults:
 
 
 class SGLangPeer(ThreadingHTTPServer):
-    """`table` gives the log-probabilities `[L, V]` of what follows each of L tokens, and `encode` a text's ids."""
+    """`table` gives the log-probabilities `[L, V]` of what follows each of L tokens; `encode` a text's ids, and `decode` the reverse."""
 
     daemon_threads = True
 
-    def __init__(self, table=None, encode=None, vocab_size=17, key=""):
+    def __init__(self, table=None, encode=None, decode=None, vocab_size=17, key=""):
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.table, self.encode, self.vocab_size, self.key = table, encode, vocab_size, key
+        self.table, self.encode, self.decode, self.vocab_size, self.key = table, encode, decode, vocab_size, key
         self.model_path, self.weight_version, self.max_req_input_len = "models/large", "default", 4096
         self.faults = Faults()
         self.asked = []
@@ -41,16 +41,24 @@ class SGLangPeer(ThreadingHTTPServer):
     def url(self):
         return f"http://127.0.0.1:{self.server_port}"
 
+    def handle_error(self, request, client_address):
+        """A caller that has left is no error of the server's."""
+
     def close(self):
         self.shutdown()
         self.server_close()
 
     def generated(self, asked):
+        wanted = asked.get("token_ids_logprob") or []
+        if any(not 0 <= token < self.vocab_size for token in wanted):
+            words = f"token_ids_logprob contains out-of-vocabulary token id {wanted[0]}; valid range is [0, {self.vocab_size})."
+            return 400, {"error": {"message": words}}
+        if wanted:
+            return 200, {"text": "", "meta_info": {"weight_version": self.weight_version}}
         ids, start, top = asked["input_ids"], asked["logprob_start_len"], asked["top_logprobs_num"]
         assert asked["return_logprob"] is True
         assert asked["sampling_params"] == {"max_new_tokens": 0, "temperature": 1.0}
-        if any(not 0 <= token < self.vocab_size for token in ids):
-            return 400, {"error": {"message": f"The input_ids contains an id that is out of range [0, {self.vocab_size})."}}
+        assert all(0 <= token < self.vocab_size for token in ids), "SGLang's scheduler ends, and the server with it"
         if len(ids) >= self.max_req_input_len:
             return 400, {"error": {"message": f"Input length ({len(ids)} tokens) exceeds the maximum allowed length."}}
         rows = self.table(ids)
@@ -59,6 +67,8 @@ class SGLangPeer(ThreadingHTTPServer):
         for at in range(start + 1, len(ids)):
             best = sorted(range(self.vocab_size), key=lambda token, row=rows[at - 1]: -float(row[token]))[:top]
             likely.append([[float(rows[at - 1][token]), token, None] for token in best])
+        for pair in own:
+            pair[1] = pair[1] if pair[1] < self.vocab_size - 1 else 0  # as SGLang, which takes such ids for padding of images
         faults = self.faults
         if faults.logprob is not None:
             own[-1][0] = faults.logprob
@@ -82,21 +92,27 @@ class _Routes:
     asked: dict = field(default_factory=dict)
 
     def answer(self, path):
-        peer = self.peer
-        match path:
-            case "/model_info":
-                return 200, {"model_path": peer.model_path, "weight_version": peer.weight_version, "is_generation": True}
-            case "/server_info":
-                return 200, {"max_req_input_len": peer.max_req_input_len, "version": "0.5.21"}
-            case "/tokenize":
-                if peer.encode is None:
-                    return 500, {"message": "Internal server error during tokenization: 'NoneType' object has no attribute 'encode'"}
-                assert self.asked["add_special_tokens"] is False
-                tokens = [list(peer.encode(text)) for text in self.asked["prompt"]]
-                return 200, {"tokens": tokens, "count": [len(ids) for ids in tokens], "max_model_len": 4096}
-            case "/generate":
-                return peer.generated(self.asked)
-        return 404, {"detail": "Not Found"}
+        routes = {"/model_info": self.model, "/server_info": self.server, "/tokenize": self.tokenized, "/detokenize": self.texts}
+        if path == "/generate":
+            return self.peer.generated(self.asked)
+        return routes[path]() if path in routes else (404, {"detail": "Not Found"})
+
+    def model(self):
+        return 200, {"model_path": self.peer.model_path, "weight_version": self.peer.weight_version, "is_generation": True}
+
+    def server(self):
+        return 200, {"max_req_input_len": self.peer.max_req_input_len, "version": "0.5.21"}
+
+    def tokenized(self):
+        if self.peer.encode is None:
+            return 500, {"message": "Internal server error during tokenization: 'NoneType' object has no attribute 'encode'"}
+        assert self.asked["add_special_tokens"] is False
+        tokens = [list(self.peer.encode(text)) for text in self.asked["prompt"]]
+        return 200, {"tokens": tokens, "count": [len(ids) for ids in tokens], "max_model_len": 4096}
+
+    def texts(self):
+        assert self.asked["skip_special_tokens"] is False
+        return 200, {"text": [self.peer.decode(ids) for ids in self.asked["tokens"]]}
 
 
 class _Handler(BaseHTTPRequestHandler):

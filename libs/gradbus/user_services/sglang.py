@@ -22,6 +22,7 @@ from gradbus.user_services.sglang_answers import (
     ids_of_texts,
     most_tokens,
     texts,
+    texts_of_ids,
     token_logprobs,
 )
 
@@ -31,6 +32,7 @@ _TOLD: Final = range(400, 502)
 _KEYLESS: Final = frozenset({401, 403})
 _AT_ONCE: Final = 64
 """Requests to one server, which batches them."""
+_SCORED: Final[Mapping[str, Any]] = {"sampling_params": {"max_new_tokens": 0, "temperature": 1.0}, "return_logprob": True}
 _LEAST_BODY: Final = 1 << 20
 _ENTRY_BYTES: Final = 64
 """Of a log-probability and its token, as JSON."""
@@ -88,15 +90,20 @@ class SGLangClient:
         call = _Call("/tokenize", {"prompt": list(given), "add_special_tokens": False}, size)
         return await self._answer(call, lambda said: ids_of_texts(said, len(given)), seconds)
 
+    async def token_texts(self, ids: Sequence[int], seconds: float) -> list[str]:
+        """The text of each token."""
+        call = _Call("/detokenize", {"tokens": [[token] for token in ids], "skip_special_tokens": False}, _LEAST_BODY * 4)
+        return await self._answer(call, lambda said: texts_of_ids(said, len(ids)), seconds)
+
+    async def check_token(self, token: int, seconds: float) -> None:
+        """Raises UserCodeError with the server's words if it has no such token. As an input such a token would end the server."""
+        body = _SCORED | {"input_ids": [0], "token_ids_logprob": [token]}
+        await self._answer(_Call("/generate", body), lambda said: said, seconds)
+
     async def logprobs(self, given: GivenTokens, seconds: float) -> TokenLogprobs:
         """Log-probabilities of the given tokens after the prompt, and of the most likely ones at their positions."""
-        body = {
-            "input_ids": [*given.prompt_ids, *given.token_ids],
-            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
-            "return_logprob": True,
-            "logprob_start_len": len(given.prompt_ids) - 1,
-            "top_logprobs_num": given.top_k,
-        }
+        ids = [*given.prompt_ids, *given.token_ids]
+        body = _SCORED | {"input_ids": ids, "logprob_start_len": len(given.prompt_ids) - 1, "top_logprobs_num": given.top_k}
         size = _LEAST_BODY + _ENTRY_BYTES * len(given.token_ids) * (1 + given.top_k)
         return await self._answer(_Call("/generate", body, size), lambda said: token_logprobs(said, given), seconds)
 

@@ -27,8 +27,15 @@ class GivenTokens:
     """`[P]`, at least one."""
     token_ids: Sequence[int]
     """`[T]`, at least one."""
+    vocabulary: int
+    """Every id is below it."""
     top_k: int = 0
     """Most likely tokens of each position; 0: none."""
+
+    @property
+    def echoed(self) -> list[int]:
+        """The ids as SGLang repeats them: 0 in place of the last one of its vocabulary, which it takes for padding of images."""
+        return [0 if token == self.vocabulary - 1 else token for token in self.token_ids]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +74,21 @@ def ids_of_texts(said: Document, count: int) -> list[tuple[int, ...]]:
     return [tuple(ids) for ids in found]
 
 
+def texts_of_ids(said: Document, count: int) -> list[str]:
+    """The texts of `count` sequences of ids. Raises UnusableAnswerError."""
+    found = said.get("text")
+    if not isinstance(found, list) or len(found) != count or not all(isinstance(text, str) for text in found):
+        raise UnusableAnswerError("it has no text for each list of ids; use SGLang 0.5.21 or later")
+    return found
+
+
 def token_logprobs(said: Document, given: GivenTokens) -> TokenLogprobs:
     """What the answer says of the given tokens. Raises UnusableAnswerError for wrong lengths, other tokens, and numbers that are none."""
     meta = said.get("meta_info")
     if not isinstance(meta, dict):
         raise UnusableAnswerError("it has no meta_info; use SGLang 0.5.21 or later")
     pairs = [_pair(pair) for pair in _of_tokens(meta, "input_token_logprobs", given)]
-    if [token for _, token in pairs] != list(given.token_ids):
+    if [token for _, token in pairs] not in (given.echoed, list(given.token_ids)):
         raise UnusableAnswerError("it has log-probabilities of other tokens than those asked about; look for a proxy before the server")
     rows = [_row(row, given.top_k) for row in _of_tokens(meta, "input_top_logprobs", given)] if given.top_k else []
     ids, most = ([[pair[at] for pair in row] for row in rows] for at in (1, 0))

@@ -97,7 +97,7 @@ def _given(sequence: PromptResponse, top_k: int, vocabulary: int) -> GivenTokens
     if not all(0 <= token < vocabulary for token in (*prompt, *response)):
         message = f"sample {sequence.sample_id!r} has a token id outside 0..{vocabulary - 1}; give those of the run's own model"
         raise ModelError(message)
-    return GivenTokens(prompt, response, top_k)
+    return GivenTokens(prompt, response, vocabulary, top_k)
 
 
 async def _answer(client: SGLangClient, served: ServedTeacherSpec, given: GivenTokens) -> Values:

@@ -16,6 +16,9 @@ from gradbus.errors import ServiceAwayError, UserCodeError
 from gradbus.spec import ServedTeacherSpec, TeacherSpec
 from gradbus.tokenizer.encoder import PromptLimits
 from gradbus.tokenizer.tokenizer import Deadlines, Tokenizer
+from gradbus.user_services.addresses import AddressPolicy
+from gradbus.user_services.keys import ServiceKeys
+from gradbus.user_services.sglang import SGLangClient
 from gradbus_gateway.intake.spec.teacher_servers import TeacherServers as SubmittedServers
 from gradbus_gateway.settings import TeacherSettings
 from gradbus_reference.requests import LogProbsQuestion, PromptResponse
@@ -53,7 +56,7 @@ async def server(url):
     submitted = SubmittedServers(TeacherSettings(), allow_loopback=True)
     async with asyncio.timeout(600):
         while True:
-            found, faults = await submitted.found(TeacherSpec(url=url))
+            found, faults = await submitted.found(TeacherSpec(url=url), None)
             if found is not None:
                 return found
             assert "check that it runs" in str(faults[0])
@@ -68,6 +71,11 @@ async def test_the_gateway_knows_the_policys_tokenizer_and_another_one(server, u
     assert (server.model_path, server.weight_version) == (str(folder), "default")
     assert server.most_tokens > 1000
     submitted = SubmittedServers(TeacherSettings(), allow_loopback=True)
+    client = SGLangClient(url, AddressPolicy(allow_loopback=True), ServiceKeys())
+    await client.check_token(sglang_lab.VOCAB - 1, 60.0)
+    with pytest.raises(UserCodeError, match=rf"valid range is \[0, {sglang_lab.VOCAB}\)"):
+        await client.check_token(sglang_lab.VOCAB, 60.0)
+    await client.close()
     same = await opened(fork_server, folder)
     assert await submitted.tokenizer_fault(same, url) is None
     await same.close()
@@ -75,7 +83,7 @@ async def test_the_gateway_knows_the_policys_tokenizer_and_another_one(server, u
     letters = {character: number for number, character in enumerate("?1023456789+=-x ")}
     write_tokenizer(tmp_path, model={"type": "WordLevel", "vocab": letters, "unk_token": "?"})
     other = await opened(fork_server, tmp_path)
-    assert "text '1' has ids [2], not [1]" in str(await submitted.tokenizer_fault(other, url))
+    assert "token 1 is '1', and has the ids [2] there, not [1]; there it is '0'" in str(await submitted.tokenizer_fault(other, url))
     await other.close()
 
 
@@ -107,9 +115,9 @@ async def test_the_server_says_why_it_refuses_and_a_dead_one_is_away(server, url
     servers = TeacherServers(ReferenceSettings(allow_loopback=True))
     served = ServedTeacherSpec(model_path=server.model_path, weight_version=server.weight_version, vocab_size=1000)
     question = LogProbsQuestion("run-1", 1.0, of_teacher=True)
-    unknown = [PromptResponse("0.0", np.array([1], np.int32), np.array([999], np.int32))]
-    with pytest.raises(UserCodeError, match=r"answered /generate with 400: .*999"):
-        await servers.values(TeacherSpec(url=url, served=served), question, unknown)
+    long = [PromptResponse("0.0", np.ones(9000, np.int32), np.ones(1, np.int32))]
+    with pytest.raises(UserCodeError, match=r"answered /generate with 400: .*9001 tokens"):
+        await servers.values(TeacherSpec(url=url, served=served), question, long)
     with pytest.raises(ServiceAwayError):
-        await servers.values(TeacherSpec(url=f"http://127.0.0.1:{free_port()}", served=served), question, unknown)
+        await servers.values(TeacherSpec(url=f"http://127.0.0.1:{free_port()}", served=served), question, long)
     await servers.close()

@@ -26,7 +26,7 @@ def peer(example):
         with torch.no_grad():
             return model(torch.tensor(ids)[None]).logits[0].float().log_softmax(-1).numpy()
 
-    peer = SGLangPeer(table, lambda text: tokenizer(text, add_special_tokens=False)["input_ids"], model.config.vocab_size)
+    peer = SGLangPeer(table, lambda text: tokenizer(text, add_special_tokens=False)["input_ids"], vocab_size=model.config.vocab_size)
     yield peer
     peer.close()
 

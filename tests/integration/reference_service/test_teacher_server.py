@@ -114,7 +114,7 @@ async def test_a_mass_that_float32_cannot_tell_from_nothing_stays_finite(stub, s
 
 UNUSABLE = {
     "fewer tokens": (Faults(dropped=1), "input_token_logprobs of"),
-    "a number that is none": (Faults(logprob=float("nan")), "not JSON"),
+    "a number that is none": (Faults(logprob=float("nan")), "NaN is not a number of JSON"),
     "nothing in place of a number": (Faults(logprob="null"), "has null for the log-probability of token"),
     "more than certain": (Faults(logprob=0.7), "has 0.7 for the log-probability"),
     "other tokens": (Faults(other_token=True), "of other tokens than those asked about"),

@@ -87,8 +87,8 @@ REFUSED = {
         "teacher",
         "keep its memory on the device",
     ),
-    "no source": (distilled(teacher={}), "teacher", "exactly one of `path` and `run`"),
-    "two sources": (distilled(teacher={"path": "a", "run": "b"}), "teacher", "exactly one of `path` and `run`"),
+    "no source": (distilled(teacher={}), "teacher", "exactly one of `path`, `run` and `url`"),
+    "two sources": (distilled(teacher={"path": "a", "run": "b"}), "teacher", "exactly one of `path`, `run` and `url`"),
     "a version of a folder": (distilled(teacher={"path": "a", "version": 3}), "teacher.version", "only a run has versions"),
     "a field that it has not": (distilled(teacher={"path": "a", "weight": 3}), "teacher.weight", "unknown field"),
 }

@@ -9,6 +9,8 @@ from gradbus.objects import ObjectStore
 from gradbus.spec import RunSpec
 from gradbus.tokenizer.launcher import ForkServer
 from gradbus_gateway.intake.prompt_check import PromptCheck
+from gradbus_gateway.intake.spec.teacher_servers import TeacherServers
+from gradbus_gateway.settings import TeacherSettings
 
 
 def spec(train):
@@ -19,7 +21,7 @@ def spec(train):
 @pytest.fixture
 async def check(tmp_path, monkeypatch):
     """A check that ends when the test lets it, with the result that the test gives."""
-    check = PromptCheck(ObjectStore.open(f"file://{tmp_path}"), ForkServer())
+    check = PromptCheck(ObjectStore.open(f"file://{tmp_path}"), ForkServer(), TeacherServers(TeacherSettings(), allow_loopback=False))
     check.running, check.result = [], asyncio.Future()
 
     async def checked(spec, _limits):

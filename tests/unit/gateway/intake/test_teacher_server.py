@@ -13,14 +13,18 @@ LETTERS = {character: number for number, character in enumerate("?0123456789+=-x
 KEY = "of-the-server"
 
 
-def by_letters(ids=LETTERS):
-    return lambda text: [ids.get(character, ids["?"]) for character in text]
+def divide_by(peer, ids):
+    """Gives the peer a tokenizer of letters with these ids."""
+    texts = {token: character for character, token in ids.items()}
+    peer.encode = lambda text: [ids.get(character, ids["?"]) for character in text]
+    peer.decode = lambda tokens: "".join(texts.get(token, "?") for token in tokens)
 
 
 @pytest.fixture
 def peer():
     """A server of a model with the policy's tokenizer."""
-    peer = SGLangPeer(encode=by_letters(), vocab_size=16)
+    peer = SGLangPeer(vocab_size=16)
+    divide_by(peer, LETTERS)
     yield peer
     peer.close()
 
@@ -62,20 +66,29 @@ async def test_a_stored_spec_is_refused_once_the_server_has_other_weights(intake
 @pytest.mark.parametrize(
     ("ids", "words"),
     [
-        (LETTERS | {"1": 3, "2": 2}, "text '1' has ids [3], not [2]"),
-        ({name: at for name, at in LETTERS.items() if name != "x"}, "text 'x' has ids [0], not [14]"),
+        (LETTERS | {"1": 3, "2": 2}, "token 2 is '1', and has the ids [3] there, not [2]; there it is '2'"),
+        (
+            {name: at for name, at in LETTERS.items() if name != "x"},
+            "token 14 is 'x', and has the ids [0] there, not [14]",
+        ),
     ],
 )
 async def test_another_tokenizer_is_refused_with_the_first_text_that_it_divides_otherwise(refused, body, peer, ids, words):
-    peer.encode = by_letters(ids)
+    divide_by(peer, ids)
     fault = await refused(body)
     assert fault.startswith("teacher.url: judges the policy's tokens by their ids, and the server's tokenizer is another one")
     assert words in fault
 
 
+async def test_a_server_that_treats_spaces_otherwise_and_has_the_same_tokens_is_taken(intake, body, peer):
+    encode = peer.encode
+    peer.encode = lambda text: encode(text.strip())
+    assert (await intake.accept(body, "key")).teacher.served
+
+
 async def test_a_server_that_gets_another_tokenizer_is_not_known_from_before(intake, refused, body, peer):
     await intake.accept(body, "key")
-    peer.encode = by_letters(LETTERS | {"1": 3, "2": 2})
+    divide_by(peer, LETTERS | {"1": 3, "2": 2})
     assert "is another one" in await refused(body)
 
 
@@ -122,6 +135,14 @@ async def test_a_sample_that_may_be_longer_than_a_request_is_refused(intake, ref
     assert "the longest sample does not fit a request to the teacher's server; given 64 tokens; allowed: at most 31" in fault
     body["rollout"]["max_prompt_tokens"] = 23
     assert (await intake.accept(body, "key")).teacher.served
+
+
+async def test_a_vocabulary_smaller_than_the_policys_is_refused_before_the_server_is_asked_about_a_token(refused, body, peer):
+    peer.vocab_size = 15
+    fault = await refused(body)
+    assert fault.startswith("teacher.url: has no embeddings for some of the policy's tokens")
+    assert "valid range is [0, 15)" in fault
+    assert "at least the policy's vocab_size, 16" in fault
 
 
 async def test_more_likely_tokens_than_the_policy_has_are_refused(intake, refused, body, peer):

@@ -95,7 +95,7 @@ class SpecIntake:
         # In a thread as well: a source is parsed in another process.
         async with self._graders.turn(caller):
             faults.extend(await asyncio.to_thread(lambda: self._code_faults(reward, data, environment)))
-        frozen = await self._stored_frozen(reward, spec.teacher if spec else _valid(TeacherSpec, sections.get("teacher")), caller)
+        frozen = await self._stored_frozen(reward, spec.teacher if spec else _valid(TeacherSpec, sections.get("teacher")), caller, model)
         rollout = (spec.rollout if spec else _valid(RolloutSpec, sections.get("rollout", {}))) if kind == "rl" else None
         faults.extend(
             [*frozen.faults, *frozen.unfit(model, rollout, in_environment=environment is not None), *fit_faults(model, data, rollout)]
@@ -132,10 +132,12 @@ class SpecIntake:
         of_reward = reward_faults(reward, data, self._settings) if reward else ()
         return [*of_reward, *environment_faults(environment)]
 
-    async def _stored_frozen(self, reward: RewardSpec | None, given: TeacherSpec | None, caller: str) -> FrozenModels:
+    async def _stored_frozen(
+        self, reward: RewardSpec | None, given: TeacherSpec | None, caller: str, policy: StoredModel | None
+    ) -> FrozenModels:
         scorer, of_scorer = await self._stored(reward.model if reward else None, caller, self._models.store_reward_model, REWARD_MODEL)
         if given is not None and given.url is not None and not any(model_faults(given)):
-            server, of_server = await self._teachers.found(given)
+            server, of_server = await self._teachers.found(given, policy)
             return FrozenModels(scorer, None, (*of_scorer, *of_server), server)
         teacher, of_teacher = await self._stored(given, caller, self._models.store, TEACHER)
         return FrozenModels(scorer, teacher, (*of_scorer, *of_teacher))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from gradbus.errors import Fault, UserCodeError
+from gradbus.errors import Fault, ServiceAwayError, UserCodeError
 from gradbus.spec import RolloutSpec, ServedTeacherSpec, TeacherSpec
 from gradbus.tokenizer.tokenizer import Tokenizer
 from gradbus.user_services.addresses import TEACHER as NAMED
@@ -21,6 +21,7 @@ from gradbus_gateway.settings import TeacherSettings
 _FIELD: Final = "teacher.url"
 _SECONDS: Final = 20.0
 _SHOWN: Final = 40
+_IDS_SHOWN: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,33 +63,31 @@ class TeacherServers:
         self._policy = AddressPolicy(settings.hosts, allow_loopback, NAMED)
         self._keys = ServiceKeys.of(settings.keys)
 
-    async def found(self, teacher: TeacherSpec) -> tuple[TeacherServer | None, list[Fault]]:
-        """The server at the URL, or why it cannot be a teacher."""
+    async def found(self, teacher: TeacherSpec, policy: StoredModel | None) -> tuple[TeacherServer | None, list[Fault]]:
+        """The server at the URL, or why it cannot be a teacher of this policy."""
         url = teacher.url or ""
         if faults := list(address_faults(url, self._allowed, _FIELD)):
             return None, faults
         try:
             async with self._client(url) as client:
-                model = await client.served(_SECONDS)
-                return TeacherServer(teacher, model.path, model.weight_version, await client.most_tokens(_SECONDS)), []
+                model, most = await client.served(_SECONDS), await client.most_tokens(_SECONDS)
+                return TeacherServer(teacher, model.path, model.weight_version, most), await _size_faults(client, policy)
         except UserCodeError as error:
             return None, [Fault(_FIELD, str(error), url, "the address of an SGLang server that runs")]
 
     async def tokenizer_fault(self, tokenizer: Tokenizer, url: str) -> Fault | None:
-        """Whether the server gives the text of one of the policy's tokens other ids than the policy's tokenizer does.
+        """Whether one of the policy's tokens is another one at the server.
 
-        Raises as `Tokenizer.spelled` does.
+        It is if its text has other ids there, and its id another text: a server may treat text otherwise, as around spaces, and have the
+        same tokens. Raises as `Tokenizer.spelled` does.
         """
         first = 0
         try:
             async with self._client(url) as client:
                 while mine := await tokenizer.spelled(first):
-                    theirs = await client.tokenized([text for text, _ in mine], _SECONDS)
-                    for (text, ids), other in zip(mine, theirs, strict=True):
-                        if ids != other:
-                            message = "judges the policy's tokens by their ids, and the server's tokenizer is another one"
-                            given = f"text {text[:_SHOWN]!r} has ids {_shown(other)}, not {_shown(ids)}"
-                            return Fault(_FIELD, message, given, "a server of a model with the policy's tokenizer")
+                    if difference := await _difference(client, first, mine):
+                        message = "judges the policy's tokens by their ids, and the server's tokenizer is another one"
+                        return Fault(_FIELD, message, difference, "a server of a model with the policy's tokenizer")
                     first += len(mine)
         except UserCodeError as error:
             allowed = "a server with its tokenizer: without --skip-tokenizer-init"
@@ -104,5 +103,29 @@ class TeacherServers:
             await client.close()
 
 
-def _shown(ids: tuple[int, ...]) -> str:
-    return f"{list(ids[:8])}"
+async def _size_faults(client: SGLangClient, policy: StoredModel | None) -> list[Fault]:
+    """Whether the server's vocabulary is smaller than the policy's. Raises ServiceAwayError."""
+    if policy is None:
+        return []
+    try:
+        await client.check_token(policy.info.vocab_size - 1, _SECONDS)
+    except ServiceAwayError:
+        raise
+    except UserCodeError as error:
+        allowed = f"at least the policy's vocab_size, {policy.info.vocab_size}"
+        return [Fault(_FIELD, "has no embeddings for some of the policy's tokens", str(error), allowed)]
+    return []
+
+
+async def _difference(client: SGLangClient, first: int, mine: Sequence[tuple[str, tuple[int, ...]]]) -> str:
+    """In words, the first of these tokens, from id `first` on, that is another one at the server; empty if none is."""
+    theirs = await client.tokenized([text for text, _ in mine], _SECONDS)
+    others = {first + at: (*mine[at], ids) for at, ids in enumerate(theirs) if ids != mine[at][1]}
+    if not others:
+        return ""
+    texts = await client.token_texts(list(others), _SECONDS)
+    for (token, (text, ids, found)), there in zip(others.items(), texts, strict=True):
+        if there != text:
+            shown = f"and has the ids {list(found[:_IDS_SHOWN])} there, not {list(ids[:_IDS_SHOWN])}"
+            return f"token {token} is {text[:_SHOWN]!r}, {shown}; there it is {there[:_SHOWN]!r}"
+    return ""
