@@ -155,7 +155,9 @@ class ServedTeacherSpec(Section):
 
     model_path: str = Field(max_length=4096, description="The server's model.")
     weight_version: str = Field(max_length=4096, description="The server's name of its weights.")
-    vocab_size: Integer = Field(ge=1, description="The policy's number of tokens; every id that the server is asked about is below it.")
+    vocab_size: Integer = Field(
+        ge=1, le=1 << 31, description="The policy's number of tokens; every id that the server is asked about is below it."
+    )
 
 
 class TeacherSpec(ModelSpec):

@@ -72,7 +72,7 @@ class SGLangClient:
         """In messages."""
         self._url = url.rstrip("/")
         self._headers = keys.headers(url)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sglang")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="teacher")
         self._client = HttpClient(self.name, policy, self._thread)
         self._places = asyncio.Semaphore(_AT_ONCE)
 
@@ -97,13 +97,13 @@ class SGLangClient:
 
     async def check_token(self, token: int, seconds: float) -> None:
         """Raises UserCodeError with the server's words if it has no such token. As an input such a token would end the server."""
-        body = _SCORED | {"input_ids": [0], "token_ids_logprob": [token]}
+        body = {**_SCORED, "input_ids": [0], "token_ids_logprob": [token]}
         await self._answer(_Call("/generate", body), lambda said: said, seconds)
 
     async def logprobs(self, given: GivenTokens, seconds: float) -> TokenLogprobs:
         """Log-probabilities of the given tokens after the prompt, and of the most likely ones at their positions."""
         ids = [*given.prompt_ids, *given.token_ids]
-        body = _SCORED | {"input_ids": ids, "logprob_start_len": len(given.prompt_ids) - 1, "top_logprobs_num": given.top_k}
+        body = {**_SCORED, "input_ids": ids, "logprob_start_len": len(given.prompt_ids) - 1, "top_logprobs_num": given.top_k}
         size = _LEAST_BODY + _ENTRY_BYTES * len(given.token_ids) * (1 + given.top_k)
         return await self._answer(_Call("/generate", body, size), lambda said: token_logprobs(said, given), seconds)
 

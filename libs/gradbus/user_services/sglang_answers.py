@@ -91,7 +91,8 @@ def token_logprobs(said: Document, given: GivenTokens) -> TokenLogprobs:
     if [token for _, token in pairs] not in (given.echoed, list(given.token_ids)):
         raise UnusableAnswerError("it has log-probabilities of other tokens than those asked about; look for a proxy before the server")
     rows = [_row(row, given.top_k) for row in _of_tokens(meta, "input_top_logprobs", given)] if given.top_k else []
-    ids, most = ([[pair[at] for pair in row] for row in rows] for at in (1, 0))
+    ids = [[token for _, token in row] for row in rows]
+    most = [[logprob for logprob, _ in row] for row in rows]
     return TokenLogprobs([logprob for logprob, _ in pairs], ids, most, *texts(meta, "weight_version"))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +25,6 @@ from gradbus.tokenizer.tokenizer import Deadlines, NumberedPrompt, Tokenizer, li
 from gradbus_gateway.http.problems import ProblemError
 from gradbus_gateway.intake.check_turns import RETRY_SECONDS, CheckTurns
 from gradbus_gateway.intake.lru_cache import LruCache
-from gradbus_gateway.intake.spec.teacher_servers import TeacherServers
 
 _ROWS: Final = 200
 _ROWS_AT_ONCE: Final = 20
@@ -37,15 +36,17 @@ _CACHED: Final = 1024
 
 _Key = tuple[frozenset[tuple[str, str]], frozenset[tuple[str, str]], tuple[tuple[str, str], ...], RowColumns, PromptLimits]
 """Files of the model and of a teacher with another tokenizer, datasets, columns of prompt and responses, limits."""
+CompareServer = Callable[[Tokenizer, str], Awaitable[Fault | None]]
+"""Whether the server at a URL has another tokenizer."""
 _TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json")
 
 
 class PromptCheck:
     """Loads the tokenizers of submissions and encodes the first rows of their datasets. What passed before is not checked again."""
 
-    def __init__(self, objects: ObjectStore, tokenizers: ForkServer, teachers: TeacherServers) -> None:
+    def __init__(self, objects: ObjectStore, tokenizers: ForkServer, compare: CompareServer) -> None:
         self._objects = objects
-        self._teachers = teachers
+        self._compare = compare
         self._tokenizers = tokenizers
         self._turns = CheckTurns(_CHECKS)
         self._passed = LruCache[_Key, bool](_CACHED)
@@ -99,7 +100,7 @@ class PromptCheck:
     async def _teacher_fault(self, tokenizer: Tokenizer, spec: RunSpec) -> Fault | None:
         """Whether a teacher's tokens have other ids than the policy's, which it is to judge."""
         if spec.teacher is not None and spec.teacher.url is not None:
-            return await self._teachers.tokenizer_fault(tokenizer, spec.teacher.url)
+            return await self._compare(tokenizer, spec.teacher.url)
         if not (files := _other_tokenizer(spec)):
             return None
         with tempfile.TemporaryDirectory(prefix="gradbus-tokenizer-") as name:

@@ -9,8 +9,6 @@ from gradbus.objects import ObjectStore
 from gradbus.spec import RunSpec
 from gradbus.tokenizer.launcher import ForkServer
 from gradbus_gateway.intake.prompt_check import PromptCheck
-from gradbus_gateway.intake.spec.teacher_servers import TeacherServers
-from gradbus_gateway.settings import TeacherSettings
 
 
 def spec(train):
@@ -18,10 +16,14 @@ def spec(train):
     return RunSpec.model_validate(body | {"reward": {"service": "grpc://scorer:1"}, "schedule": {"steps": 1}})
 
 
+async def never(_tokenizer, _url):
+    raise AssertionError("no spec here has a teacher that is a server")
+
+
 @pytest.fixture
 async def check(tmp_path, monkeypatch):
     """A check that ends when the test lets it, with the result that the test gives."""
-    check = PromptCheck(ObjectStore.open(f"file://{tmp_path}"), ForkServer(), TeacherServers(TeacherSettings(), allow_loopback=False))
+    check = PromptCheck(ObjectStore.open(f"file://{tmp_path}"), ForkServer(), never)
     check.running, check.result = [], asyncio.Future()
 
     async def checked(spec, _limits):

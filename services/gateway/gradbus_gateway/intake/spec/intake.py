@@ -61,7 +61,7 @@ class SpecIntake:
         self._settings = settings
         self._run_models = run_models
         self._teachers = TeacherServers(TeacherSettings(), allow_loopback=settings.allow_loopback)
-        self._prompts = PromptCheck(objects, tokenizers, self._teachers)
+        self._prompts = PromptCheck(objects, tokenizers, self._teachers.tokenizer_fault)
         self._models = ModelIntake(objects, settings)
         self._datasets = DataIntake(objects, settings)
         self._graders = CheckTurns(_GRADERS_AT_A_TIME)
