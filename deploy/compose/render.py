@@ -31,6 +31,7 @@ ENVIRONMENTS = {
     "GRADBUS_ALLOWED_HOSTS": "${ENVIRONMENT_HOSTS:-[]}",
     "GRADBUS_PYTHON_ENVIRONMENTS": "${PYTHON_ENVIRONMENTS:-true}",
 }
+TEACHERS = {"GRADBUS_TEACHER_HOSTS": "${TEACHER_HOSTS:-[]}"}
 AGENTS = {
     "GRADBUS_ALLOWED_HOSTS": "${AGENT_HOSTS:-[]}",
     "GRADBUS_PUBLIC_URL": "${AGENT_URL:-}",
@@ -100,14 +101,22 @@ CONTAINERS = {
             'extra_hosts: ["host.docker.internal:host-gateway"]',
         ),
     ),
-    "reference": Container("reference", "${REFERENCE_MEMORY:-4g}", extra=("scale: ${CPU_WORKERS:-1}",)),
+    "reference": Container(
+        "reference",
+        "${REFERENCE_MEMORY:-4g}",
+        TEACHERS,
+        networks=("front",),
+        extra=("scale: ${CPU_WORKERS:-1}", 'extra_hosts: ["host.docker.internal:host-gateway"]'),
+    ),
     "conductor": Container("conductor", "${CONDUCTOR_MEMORY:-2g}", {"GRADBUS_TRACE_GROUPS": "${TRACE_GROUPS:-0.01}"}, cache="datasets"),
     "trainer": Container("trainer", "${TRAINER_MEMORY:-8g}", TRACE, extra=("scale: ${CPU_WORKERS:-1}",)),
     "rollout": Container("rollout", "${ROLLOUT_MEMORY:-8g}", TEXTS, extra=("scale: ${CPU_WORKERS:-1}",)),
     "reference-gpu": Container(
         "reference",
         "${REFERENCE_MEMORY:-16g}",
-        {"GRADBUS_DEVICE": "cuda"},
+        {"GRADBUS_DEVICE": "cuda"} | TEACHERS,
+        networks=("front",),
+        extra=('extra_hosts: ["host.docker.internal:host-gateway"]',),
         answers_as="reference",
         gpu=f"${{REFERENCE_GPU:-{ONE_CARD}}}",
         engine="gpu",
@@ -139,6 +148,7 @@ CONTAINERS = {
         "${GATEWAY_MEMORY:-2g}",
         # Uploads and models from the hub pass through TMPDIR, and may be larger than memory.
         REWARDS
+        | TEACHERS
         | {
             "GRADBUS_HTTPS_DIR": "${GATEWAY_HTTPS:+/run/gradbus}",
             "GRADBUS_SERVED_HOSTS": "${SERVED_HOSTS:-[]}",
@@ -146,7 +156,10 @@ CONTAINERS = {
         },
         networks=("front",),
         cache="uploads",
-        extra=('ports: ["127.0.0.1:${GATEWAY_PORT:-8080}:8080"]',),
+        extra=(
+            'ports: ["127.0.0.1:${GATEWAY_PORT:-8080}:8080"]',
+            'extra_hosts: ["host.docker.internal:host-gateway"]',
+        ),
     ),
 }
 

@@ -17,6 +17,7 @@ GradbusError
 ├── FencedError            a newer term owns the run; this process must let go
 ├── UserCodeError          a user's service or Python failed as a whole, or may not be used
 │   ├── BusyServiceError       it refuses work for now
+│   ├── ServiceAwayError       it is not reached, does not answer in time, or refuses work for now
 │   └── ScorerError            a scorer as a whole failed (never a reward of 0)
 ├── EnvironmentFaultError  an environment failed for a reason that no policy causes
 │   ├── SessionLostError       its service does not know the session any more
@@ -150,6 +151,10 @@ class BusyServiceError(UserCodeError):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
+
+
+class ServiceAwayError(UserCodeError):
+    """A user's service is not reached, does not answer in time or refuses work for now; it is asked again."""
 
 
 class ScorerError(UserCodeError):

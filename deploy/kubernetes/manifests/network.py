@@ -19,8 +19,8 @@ OUTSIDE: Final[list[Object]] = [
     {"ipBlock": {"cidr": "::/0", "except": ["fe80::/10", "fd00:ec2::/32"]}},
 ]
 """Every address but a cloud's metadata service, which gives credentials to whoever asks. Pods inside decide themselves who may call."""
-USERS_SERVICES: Final = ("reward", "environment", "agent")
-"""They call scorers, environments and agents of users, at addresses that the operator allows."""
+USERS_SERVICES: Final = ("reward", "environment", "agent", "reference", "gateway")
+"""They call scorers, environments, agents and teachers of users, at addresses that the operator allows."""
 STORING: Final = tuple(role.hostname for role in ROLES.values() if role.stores_objects)
 
 
@@ -80,7 +80,6 @@ def _component(name: str) -> Object:
     egress = [{"to": [{"podSelector": selector(wire.server)}], **_ports(wire.port)} for wire in wires() if name in wire.callers]
     if name == "gateway":
         ingress.append({"ports": [_port(ROLES["gateway"].port)]})
-        egress.append({"to": OUTSIDE, "ports": [_port(443)]})
     if name == "agent":
         ingress.append({"ports": [_port(AGENTS_PORT)]})
     if name in USERS_SERVICES:

@@ -30,6 +30,7 @@ OBJECTS: Final = "gradbus-objects"
 CACHE: Final = "/var/cache/gradbus"
 _BUCKET: Final = "GRADBUS_OBJECTS_URL"
 _REWARDS: Final = {"GRADBUS_REWARD_SERVICE": "", "GRADBUS_ALLOWED_HOSTS": "[]", "GRADBUS_PYTHON_GRADERS": "true"}
+_TEACHERS: Final = {"GRADBUS_TEACHER_HOSTS": "[]"}
 _AGENTS: Final = {"GRADBUS_ALLOWED_HOSTS": "[]", "GRADBUS_PUBLIC_URL": ""}
 _ENVIRONMENTS: Final = {"GRADBUS_ALLOWED_HOSTS": "[]", "GRADBUS_PYTHON_ENVIRONMENTS": "true"}
 
@@ -73,7 +74,16 @@ WORKLOADS: Final = (
     Workload("environment", 2, Needs("250m", "512Mi", "2Gi"), options=_ENVIRONMENTS),
     # Agents must reach the process that has their episode.
     Workload("agent", 1, Needs("100m", "256Mi", "1Gi"), options=_AGENTS, strategy=_NEVER_TWO),
-    Workload("reference", 1, Needs("500m", "1Gi", "4Gi"), priority="gradbus-trainer", scratch="20Gi", balanced=True, strategy=_ONE_BY_ONE),
+    Workload(
+        "reference",
+        1,
+        Needs("500m", "1Gi", "4Gi"),
+        priority="gradbus-trainer",
+        options=_TEACHERS,
+        scratch="20Gi",
+        balanced=True,
+        strategy=_ONE_BY_ONE,
+    ),
     Workload("conductor", 2, Needs("250m", "512Mi", "2Gi"), scratch="50Gi"),
     Workload("trainer", 1, Needs("1", "2Gi", "8Gi"), priority="gradbus-trainer", scratch="50Gi", strategy=_ONE_BY_ONE),
     Workload("rollout", 2, Needs("1", "2Gi", "8Gi"), "gradbus-rollout", scratch="50Gi", strategy=_ONE_BY_ONE, pool=STEADY),
@@ -82,7 +92,7 @@ WORKLOADS: Final = (
         "gateway",
         2,
         Needs("250m", "512Mi", "2Gi"),
-        options=_REWARDS | {"GRADBUS_SERVED_HOSTS": "[]", "TMPDIR": CACHE},
+        options=_REWARDS | _TEACHERS | {"GRADBUS_SERVED_HOSTS": "[]", "TMPDIR": CACHE},
         scratch="50Gi",
     ),
 )

@@ -142,6 +142,7 @@ ROLES: Final[Mapping[str, Role]] = {
                 "GRADBUS_IDLE_SECONDS",
                 "GRADBUS_MICRO_BATCH_TOKENS",
                 "GRADBUS_MODELS",
+                "GRADBUS_TEACHER_",
                 "GRADBUS_THREADS",
                 "GRADBUS_WAITING_CALLS",
             ),
@@ -167,6 +168,7 @@ ROLES: Final[Mapping[str, Role]] = {
                 "GRADBUS_REWARD_MODULES",
                 "GRADBUS_REWARD_SERVICE",
                 "GRADBUS_SERVED_HOSTS",
+                "GRADBUS_TEACHER_",
             ),
         ),
     )

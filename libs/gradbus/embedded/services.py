@@ -115,6 +115,8 @@ class StackPrograms:
         # On loopback the user is the operator, so scorers on this machine and Python graders are allowed.
         if role.name in _RUN_USERS_PYTHON:
             environment |= {"GRADBUS_ALLOW_LOOPBACK": "true", _RUN_USERS_PYTHON[role.name]: "true"}
+        if role.name == "reference":
+            environment["GRADBUS_ALLOW_LOOPBACK"] = "true"  # teachers on this machine, too
         if role.serves_agents:
             url = f"http://{environment['GRADBUS_HTTP_LISTEN']}"
             environment = {"GRADBUS_PUBLIC_URL": url, "GRADBUS_ALLOW_LOOPBACK": "true"} | environment

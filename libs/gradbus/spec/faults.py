@@ -64,7 +64,7 @@ def parse_spec(body: object) -> RunSpec:
     faults.extend(data_faults(sections.get("data"), body.get("kind", "rl")))
     if (kind := body.get("kind", "rl")) in get_args(Kind):
         faults.extend(kind_faults(kind, sections, body.get("numerics")))
-        faults.extend(teacher_faults(kind, sections))
+        faults.extend(teacher_faults(kind, sections, body.get("deterministic")))
         faults.extend(environment_faults(kind, sections, body.get("deterministic")))
     if kind == "rl" and "reward" in sections and reads_reward(sections):
         faults.extend(reward_faults(sections["reward"]))

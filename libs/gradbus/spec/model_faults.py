@@ -12,11 +12,13 @@ def model_faults(model: ModelSpec | None, field: str = "model") -> Iterator[Faul
     """A fault for each field of a valid section that does not fit the others. None for one that is not valid by itself."""
     if model is None:
         return
-    if (model.path is None) == (model.run is None):
-        given = "neither" if model.path is None else "both"
-        yield Fault(field, "a model has exactly one source", given, "exactly one of `path` and `run`")
+    given = [name for name, source in model.sources.items() if source is not None]
+    if len(given) != 1:
+        *others, last = (f"`{name}`" for name in model.sources)
+        allowed = f"exactly one of {', '.join(others)} and {last}"
+        yield Fault(field, "a model has exactly one source", " and ".join(given) or "none", allowed)
         return
-    if model.run is not None and model.revision is not None:
+    if model.path is None and model.revision is not None:
         yield Fault(f"{field}.revision", "only a hub id has a revision", model.revision, "none; `version` names a version of the run")
     if model.run is None and model.version is not None:
         yield Fault(f"{field}.version", "only a run has versions", str(model.version), "none, or `run` in place of `path`")

@@ -47,8 +47,8 @@ def _timed_faults(rollout: Any, sections: Mapping[str, Any]) -> Iterator[Fault]:
     if (reward := sections.get("reward")) and reward.model is not None:
         allowed = f"a grader or a service, or rollout.placement = {others}"
         yield Fault("reward.model", "the reference service would keep its memory on the device", reward.model.source, allowed)
-    if (teacher := sections.get("teacher")) is not None:
-        allowed = f"none, or rollout.placement = {others}"
+    if (teacher := sections.get("teacher")) is not None and teacher.url is None:
+        allowed = f"a teacher with `url`, or rollout.placement = {others}"
         yield Fault("teacher", "the reference service would keep its memory on the device", teacher.source, allowed)
     if trainer and trainer.lora is not None and not rollout.traits.embedded:
         allowed = f'no [trainer.lora], rollout.engine = "torch", or rollout.placement = {others}'

@@ -51,7 +51,7 @@ class RunOptions(BaseModel):
         "completions, `kto` on completions with a label, the rest on pairs of a chosen and a rejected one.",
     )
     seed: Integer = Field(0, ge=0, lt=2**63)
-    deterministic: Flag | None = Field(None, description="Default: true with the torch engine and `fixed_lag`.")
+    deterministic: Flag | None = Field(None, description="Default: true with the torch engine and `fixed_lag`, without `teacher.url`.")
     numerics: Literal["fast", "batch_invariant"] = Field(
         "fast", description="`batch_invariant`: rollout and trainer compute with the same operators, so their log-probabilities are equal."
     )
@@ -145,7 +145,8 @@ class RunSpec(RunOptions):
         """`deterministic` with its default filled in."""
         if self.deterministic is not None:
             return self.deterministic
-        return self.rollout.traits.deterministic and self.schedule.mode == "fixed_lag"
+        is_served = self.teacher is not None and self.teacher.url is not None  # its numbers depend on what it computes beside
+        return self.rollout.traits.deterministic and self.schedule.mode == "fixed_lag" and not is_served
 
     @property
     def version_dtype(self) -> Dtype:

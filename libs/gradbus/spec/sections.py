@@ -79,6 +79,11 @@ class ModelSpec(Section):
     lineage: LineageSpec | None = Field(None, description="With `run`: where the files come from. Filled in when the run is stored.")
 
     @property
+    def sources(self) -> dict[str, str | None]:
+        """The fields that may say where the model is, of which exactly one is set."""
+        return {"path": self.path, "run": self.run}
+
+    @property
     def source(self) -> str:
         """In words: the path, or the run and its version."""
         return self.path or f"version {'last' if self.version is None else self.version} of run {self.run}"
@@ -147,9 +152,26 @@ Thinking = Literal["keep", "template", "strip"]
 """What becomes of the policy's thinking in turns that are over."""
 
 
-class TeacherSpec(ModelSpec):
-    """A language model with the policy's tokenizer, whose log-probabilities of the sampled tokens the run trains on."""
+class ServedTeacherSpec(Section):
+    """What a teacher's server said of itself when the run was submitted."""
 
+    model_path: str = Field(max_length=4096, description="The server's model.")
+    weight_version: str = Field(max_length=4096, description="The server's name of its weights.")
+    vocab_size: Integer = Field(
+        ge=1, le=1 << 31, description="The policy's number of tokens; every id that the server is asked about is below it."
+    )
+
+
+class TeacherSpec(ModelSpec):
+    """A language model with the policy's tokenizer, whose log-probabilities of the sampled tokens the run trains on.
+
+    Exactly one of `path`, `run` and `url`.
+    """
+
+    url: Annotated[str, Field(max_length=2048, pattern=r"^https?://[A-Za-z0-9._:\[\]%~/-]+$")] | None = Field(
+        None, description="In place of `path`: http(s)://host:port of an SGLang server."
+    )
+    served: ServedTeacherSpec | None = Field(None, description="With `url`: what the server has. Filled in when the run is stored.")
     coefficient: Number | None = Field(
         None,
         gt=0.0,
@@ -162,6 +184,16 @@ class TeacherSpec(ModelSpec):
         le=128,
         description="Without rewards: trains on the KL over the teacher's so many most likely tokens, in place of the sampled one.",
     )
+
+    @property
+    def sources(self) -> dict[str, str | None]:
+        """See `ModelSpec`."""
+        return {**super().sources, "url": self.url}
+
+    @property
+    def source(self) -> str:
+        """See `ModelSpec`."""
+        return self.url or super().source
 
 
 class TurnsSpec(Section):

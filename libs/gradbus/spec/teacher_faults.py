@@ -16,6 +16,8 @@ _SAMPLE_ENTRIES: Final = 1 << 22
 """Of a sample's rows, of 8 bytes each: half of what a gRPC message may have."""
 _GROUP_ENTRIES: Final = 1 << 23
 """64 MiB, an eighth of the largest value that the buffer takes."""
+_SERVED_ENTRIES: Final = 1 << 20
+"""Of a sample's rows that come as JSON, of some 40 bytes each."""
 
 _UNREAD_BY_ROWS: Final[Mapping[str, float | None]] = {
     "kl": 0.0,
@@ -31,7 +33,7 @@ _UNREAD_BY_ROWS: Final[Mapping[str, float | None]] = {
 """What a loss over a teacher's rows does not read, unset."""
 
 
-def teacher_faults(kind: str, sections: Mapping[str, Any]) -> Iterator[Fault]:
+def teacher_faults(kind: str, sections: Mapping[str, Any], deterministic: object) -> Iterator[Fault]:
     """Faults of a run of this kind. `sections` are those that are valid by themselves."""
     teacher, algorithm = sections.get("teacher"), sections.get("algorithm")
     if kind != "rl":
@@ -39,6 +41,7 @@ def teacher_faults(kind: str, sections: Mapping[str, Any]) -> Iterator[Fault]:
             message = f"a run of kind {kind} samples nothing that a teacher could judge"
             yield Fault("teacher", message, teacher.source, 'no [teacher], or kind = "rl"')
         return
+    yield from _served_faults(teacher, sections.get("rollout"), deterministic)
     if algorithm is None:
         return
     if algorithm.reads_rewards:
@@ -46,7 +49,7 @@ def teacher_faults(kind: str, sections: Mapping[str, Any]) -> Iterator[Fault]:
             yield from _added_faults(teacher, algorithm)
         return
     if "teacher" in sections and teacher is None:
-        yield Fault("teacher", f"{_DISTILL} needs a teacher", "none", "a section [teacher] with `path` or `run`")
+        yield Fault("teacher", f"{_DISTILL} needs a teacher", "none", "a section [teacher] with `path`, `run` or `url`")
     if teacher is not None and teacher.coefficient is not None:
         message = f"the teacher is all that {_DISTILL} trains on; trainer.learning_rate says how fast"
         yield Fault("teacher.coefficient", message, json.dumps(teacher.coefficient), "none, or an advantage that reads rewards")
@@ -101,6 +104,27 @@ def _row_faults(top_k: int, algorithm: AlgorithmSpec, sections: Mapping[str, Any
         yield Fault("trainer.backend", message, json.dumps(trainer.backend), '"torch", or no teacher.top_k')
     if rollout := sections.get("rollout"):
         yield from row_size_faults("teacher.top_k", top_k, rollout)
+
+
+def _served_faults(teacher: TeacherSpec | None, rollout: RolloutSpec | None, deterministic: object) -> Iterator[Fault]:
+    """Of a teacher that is a server."""
+    if teacher is None or teacher.url is None:
+        if teacher is not None and teacher.served is not None:
+            yield Fault("teacher.served", "only a server has it", teacher.served.model_path, "none, or `url` in place of `path`")
+        return
+    if teacher.files is not None:
+        yield Fault("teacher.files", "a server has its own", f"{len(teacher.files)} files", "none, or `path` in place of `url`")
+    if deterministic is True:
+        message = "the log-probabilities of a server depend in their last bits on what it computes beside them"
+        yield Fault("deterministic", message, "true", "false, or a teacher with `path` or `run`")
+    if rollout is None:
+        return
+    if rollout.temperature != 1.0:
+        message = "a server gives the log-probabilities of given tokens at temperature 1"
+        yield Fault("rollout.temperature", message, json.dumps(rollout.temperature), "1.0, or a teacher with `path` or `run`")
+    if (entries := rollout.max_new_tokens * (teacher.top_k or 0)) > _SERVED_ENTRIES:
+        message = "the product max_new_tokens · top_k is too large for a server's answer"
+        yield Fault("teacher.top_k", message, str(entries), f"at most {_SERVED_ENTRIES}")
 
 
 def row_size_faults(path: str, count: int, rollout: RolloutSpec) -> Iterator[Fault]:

@@ -15,6 +15,7 @@
      [...]}, ids of sequences
     {"thinking": policy or null}              {}
     {"compare": folder}                       {"difference": text}, empty if each token has the same id in both
+    {"spell": [first id, number]}             {"texts": [...], "lengths": [...]} of tokens, and the ids of each text; fewer at the last id
 
 A message is [role, content, call id, name, [[name, arguments, call id]]], with its calls at the end. Tools are a text of JSON. A request
 that fails gets {"error": text, "kind": "dataset" | "model" | "file", "file": name}. Before the reply to a load, or to
@@ -82,6 +83,9 @@ class _Child:
         self._reports = False
         if "compare" in header:
             return Frame({"difference": encodable(self._encoder.difference(Path(header["compare"])))})
+        if "spell" in header:
+            texts, ids = self._encoder.spelled(*header["spell"])
+            return Frame.of_sequences({"texts": list(map(encodable, texts))}, ids)
         if "decode" in header:
             return Frame({"texts": self._encoder.decode(list(request.sequences()))})
         return self._turned(self._encoder, request)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
@@ -265,6 +265,18 @@ class PromptEncoder:
                 return f"token {token[:SHOWN]!r} has id {theirs[token]}, not {at}"
         others = sorted((at, token) for token, at in theirs.items() if token not in mine)
         return f"token {others[0][1][:SHOWN]!r} of id {others[0][0]} is one more" if others else ""
+
+    @cached_property
+    def _tokens(self) -> int:
+        """Number of ids, also of those between them that no token has."""
+        return max(self._tokenizer.get_vocab().values(), default=-1) + 1
+
+    def spelled(self, first: int, number: int) -> tuple[list[str], list[tuple[int, ...]]]:
+        """The texts of the tokens from an id on, and the ids of each text; of fewer at the end. By them another tokenizer is compared."""
+        texts = [str(self._tokenizer.decode([token])) for token in range(first, min(first + number, self._tokens))]
+        for text in texts:
+            _check_size(1, len(text))
+        return texts, [self._ids(text, "a token's text") for text in texts]
 
     def decode(self, sequences: Sequence[Sequence[int]]) -> list[str]:
         """Texts of responses, without special tokens. Raises ModelFileError when the tokenizer fails, or makes too much of them."""

@@ -56,6 +56,8 @@ _RESPONSES: Final = _CallSize(items=1024, total=16 << 10)  # tokens
 _TOKEN_BYTES: Final = 16
 _MOST_SAID_BYTES: Final = 4 << 20
 """Which a call encodes long before its deadline; a lost process would be the fault of the model's files."""
+_SPELLED: Final = 1024
+"""Tokens whose texts one call makes."""
 _TURNS: Final = _CallSize(items=1024, total=_TOKEN_BYTES << 14)  # as many tokens as of responses, or bytes of tools
 
 
@@ -208,6 +210,11 @@ class Tokenizer:
         request = Frame({"compare": str(folder)})
         reply = await _repeated(partial(self._request, request, self._deadlines.load), "the tokenizers cannot be compared")
         return str(reply.header["difference"])
+
+    async def spelled(self, first: int) -> list[tuple[str, tuple[int, ...]]]:
+        """The texts of some tokens from an id on, each with its ids; none from the last id on. Raises as `open` does."""
+        reply = await _repeated(partial(self._request, Frame({"spell": [first, _SPELLED]})), "the tokens cannot be written")
+        return list(zip(reply.header["texts"], reply.sequences(), strict=True))
 
     async def close(self) -> None:
         """Ends the process. Nothing of the model computes or holds memory afterwards."""

@@ -44,6 +44,7 @@ class UserService:
 
 SCORER = UserService("scorer", "reward", "grpc://host:port or http://host:port/path")
 AGENT = UserService("agent", "environment", "http://host:port/path or https://host:port/path", "agent", "agent")
+TEACHER = UserService("teacher", "teacher", "http://host:port or https://host:port", "url", "reference")
 ENVIRONMENT = UserService("environment", "environment", "http://host:port/path or https://host:port/path")
 
 

@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from gradbus.process import ProcessSettings, named_variables
 from gradbus.process.settings import Folder
 from gradbus.tls import Certificate, read_certificate
+from gradbus.user_services.keys import KeysByOrigin
 
 
 class _Group(BaseSettings):
@@ -67,6 +68,15 @@ class Quotas(_Group):
     uploaded_files: int = Field(10_000, ge=0, description="Uploaded files.")
 
 
+class TeacherSettings(_Group):
+    """`GRADBUS_TEACHER_*`: the servers that `teacher.url` may name, as of the reference service."""
+
+    model_config = SettingsConfigDict(env_prefix="GRADBUS_TEACHER_", extra="ignore")
+
+    hosts: tuple[str, ...] = Field((), description="Host patterns of the servers.")
+    keys: KeysByOrigin = Field({}, description="Keys of the servers that want one, by origin.")
+
+
 class GatewaySettings(ProcessSettings):
     """Settings of the gateway, beyond those of every process."""
 
@@ -76,7 +86,7 @@ class GatewaySettings(ProcessSettings):
     https_dir: Folder = Field(None, description="Folder of tls.crt and tls.key: the gateway then speaks HTTPS alone.")
     served_hosts: tuple[str, ...] = Field((), description="Names besides localhost under which browsers may open the web UI.")
     allowed_hosts: tuple[str, ...] = Field((), description="Host patterns that `reward.service` may name, e.g. `*.rewards.svc`.")
-    allow_loopback: bool = Field(False, description="Whether `reward.service` may lead to this machine.")
+    allow_loopback: bool = Field(False, description="Whether `reward.service` and `teacher.url` may lead to this machine.")
     reward_modules: tuple[str, ...] = Field((), description="Installed modules whose functions may be graders, as of the reward service.")
     python_graders: bool = Field(False, description="Whether users may send graders of type `python` and `code`.")
     reward_service: str = Field("", description="Scorer of every run, whatever its spec says; empty: the spec decides.")

@@ -24,7 +24,7 @@ from gradbus.formats.tokens import ID_DTYPE, LOGPROB_DTYPE
 from gradbus.objects import ObjectStore, materialise
 from gradbus.objects.folder import partial_folder
 from gradbus.process.limits import return_memory
-from gradbus.spec import LoraSpec, ModelSpec, RunSpec
+from gradbus.spec import LoraSpec, ModelSpec, RunSpec, TeacherSpec
 from gradbus_kernels.models.causal_lm import head_inputs, load_causal_lm, load_weights, packed_logprobs
 from gradbus_kernels.models.dtypes import DTYPES
 from gradbus_kernels.models.loading import enough_memory, return_device_memory
@@ -196,6 +196,11 @@ class ModelCache:
         """
         spec = await self._spec_of(run_id)
         return await self._model_of(run_id, spec, spec.model, ReferenceModel, version_files)
+
+    async def teachers_server(self, run_id: str) -> TeacherSpec | None:
+        """The run's teacher, if it is a server. Raises ModelError if the run is not known."""
+        teacher = (await self._spec_of(run_id)).teacher
+        return teacher if teacher is not None and teacher.url is not None else None
 
     async def teacher_of(self, run_id: str) -> RunModel[ReferenceModel]:
         """The run's teacher. Raises ModelError if the run has none, and as `policy_of` does."""

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, SecretStr
+from pydantic import Field
 
 from gradbus.process import ProcessSettings
 from gradbus.spec import split_service
 from gradbus.user_services.addresses import AddressPolicy
-from gradbus_reward.keys import ServiceKeys, named_origin
+from gradbus.user_services.keys import KeysByOrigin, ServiceKeys
 from gradbus_reward.sandbox.pool import PoolSettings
 from gradbus_reward.scorers.factory import ScorerSettings
-
-
-def _checked_name(name: str) -> str:
-    named_origin(name)
-    return name
 
 
 class RewardSettings(ProcessSettings):
@@ -30,7 +24,7 @@ class RewardSettings(ProcessSettings):
     grader_processes: int = Field(2, ge=1, description="Processes of one run's Python grader.")
     max_grader_processes: int = Field(32, ge=1, description="Processes of all runs' Python graders; at the limit, starts wait.")
     reward_modules: tuple[str, ...] = Field((), description='Installed modules whose functions may be graders, as JSON: ["trl.rewards"].')
-    service_keys: dict[Annotated[str, AfterValidator(_checked_name)], SecretStr] = Field(
+    service_keys: KeysByOrigin = Field(
         {}, description='Keys by origin, as JSON: {"http://127.0.0.1:8000": "sk-..."}; a host alone is https on port 443.'
     )
     max_sandboxes: int = Field(4, ge=1, description="Programs of all runs' code graders at once; others wait.")
@@ -54,5 +48,5 @@ class RewardSettings(ProcessSettings):
             pool=PoolSettings(self.grader_processes, self.allow_unisolated_network),
             max_processes=self.max_grader_processes,
             max_sandboxes=self.max_sandboxes,
-            service_keys=ServiceKeys({name: key.get_secret_value() for name, key in self.service_keys.items()}),
+            service_keys=ServiceKeys.of(self.service_keys),
         )

@@ -7,10 +7,10 @@ from contextlib import asynccontextmanager
 import pytest
 from scorer_lab import ERROR, INVALID, OK, SETTINGS, raw_http_service, write_json
 
+from gradbus.user_services.keys import ServiceKeys
 from gradbus.v1 import reward_pb2
 from gradbus_reward.graders import judge as judge_module
 from gradbus_reward.graders.base import Capacity
-from gradbus_reward.keys import ServiceKeys
 from gradbus_reward.scorers.factory import ScorerSettings, create_scorer
 
 RUBRIC = "Rate {{ sample.output_text }} as an answer to {{ item.prompt }}. End with a line that has only a number from 0 to 1."

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 import pytest
 from scorer_lab import ERROR, IDS, INVALID, OK, REQUEST, SETTINGS, raw_http_service, scored, write_json
 
+from gradbus.user_services.keys import ServiceKeys
 from gradbus.v1 import reward_pb2
 from gradbus_reward.graders.base import Capacity
-from gradbus_reward.keys import ServiceKeys
 from gradbus_reward.scorers.factory import ScorerSettings, create_scorer
 
 

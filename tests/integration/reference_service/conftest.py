@@ -70,7 +70,8 @@ async def new_run(nats_url, object_url):
     async def run(model, scorer=None, teacher=None, **sections):
         reward = {"model": await stored(scorer)} if scorer else {"service": "grpc://127.0.0.1:1"}
         body = {"name": "test", "model": await stored(model), "data": {"train": "train.jsonl"}, "reward": reward, "schedule": {"steps": 1}}
-        sections |= {"teacher": await stored(teacher)} if teacher else {}
+        if teacher is not None:
+            sections["teacher"] = teacher if isinstance(teacher, dict) else await stored(teacher)
         run_id, spec = f"run-{secrets.token_hex(4)}", RunSpec.model_validate(body | sections)
         bus = await Bus.connect(BusSettings(nats_url), "test")
         await (await bus.bucket(Buckets.RUNS)).put(f"{run_id}.spec", RunRecord(run_id=run_id, spec=spec, created_unix_ns=1).to_bytes())
@@ -107,6 +108,7 @@ def address(nats_url, object_url, folder, free_port):
         "GRADBUS_NATS_URL": nats_url,
         "GRADBUS_OBJECTS_URL": object_url,
         "GRADBUS_CACHE_DIR": str(folder / "cache"),
+        "GRADBUS_ALLOW_LOOPBACK": "true",
     }
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen([sys.executable, "-m", "gradbus_reference"], env=environment, stderr=log)

@@ -18,6 +18,7 @@ from gradbus.deploy.roles import HEALTH_PORT, ROLES, SHARED_SETTINGS, container_
 from gradbus.embedded.servers import ENVIRONMENT
 from gradbus.process import ProcessSettings
 from gradbus.process.broadcast_settings import BroadcastSettings
+from gradbus_gateway.settings import TeacherSettings
 from gradbus_rollout.engines.sglang.config import SGLangSettings
 
 ROOT = Path(__file__).parents[3]
@@ -241,7 +242,7 @@ def test_what_holds_state_has_no_way_out():
     for name in ("internal", "storage", "telemetry"):
         assert COMPOSE["networks"][name] == {"internal": True, "driver_opts": {"com.docker.network.bridge.inhibit_ipv4": "true"}}
     outside = {name for name, service in SERVICES.items() if set(service.get("networks", [])) - {"internal", "storage", "telemetry"}}
-    assert outside == {"gateway", "agent", "reward", "environment", "grafana"} | EXAMPLES
+    assert outside == {"gateway", "agent", "reward", "environment", "reference", "reference-gpu", "grafana"} | EXAMPLES
 
 
 def test_object_storage_is_reached_by_those_who_have_its_key_and_by_its_s3_alone():
@@ -281,6 +282,8 @@ def test_no_variable_holds_a_secret(name):
 @every(*SETTINGS)
 def test_every_variable_is_one_the_service_reads(name):
     known = {f"GRADBUS_{field.upper()}" for field in settings_of(name).model_fields}
+    if name == "gateway":
+        known |= {f"GRADBUS_TEACHER_{field.upper()}" for field in TeacherSettings.model_fields}
     if name in GPU:
         known |= {f"GRADBUS_BROADCAST_{field.upper()}" for field in BroadcastSettings.model_fields}
         known |= {f"GRADBUS_SGLANG_{field.upper()}" for field in SGLangSettings.model_fields}

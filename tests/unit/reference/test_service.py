@@ -12,6 +12,8 @@ from gradbus_reference import service
 from gradbus_reference.batching import Batcher
 from gradbus_reference.model import RunModel
 from gradbus_reference.service import ReferenceService
+from gradbus_reference.settings import ReferenceSettings
+from gradbus_reference.teacher_servers import TeacherServers
 
 IDS = np.array([1], "<i4").tobytes()
 
@@ -43,7 +45,8 @@ def read(monkeypatch):
 async def scored(*scores):
     samples = [ScoreSample(sample_id=f"0.{n}", prompt_ids=IDS, token_ids=IDS) for n in range(3)]
     with ThreadPoolExecutor(1) as thread:
-        served = ReferenceService(Batcher(Scores(*scores), thread), waiting_calls=4)
+        models = Scores(*scores)
+        served = ReferenceService(models, Batcher(models, thread), TeacherServers(ReferenceSettings()), waiting_calls=4)
         return (await served.Score(ScoreRequest(run_id="run-1", samples=samples), None)).results
 
 

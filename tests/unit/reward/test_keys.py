@@ -1,7 +1,7 @@
 import pytest
 
 from gradbus.errors import SettingsError
-from gradbus_reward.keys import ServiceKeys
+from gradbus.user_services.keys import ServiceKeys
 from gradbus_reward.settings import RewardSettings
 
 

@@ -30,9 +30,9 @@ def test_a_model_may_be_a_version_of_a_run(version):
 @pytest.mark.parametrize(
     ("model", "path", "words"),
     [
-        ({}, "model", "given neither"),
-        ({"files": {"config.json": DIGEST}}, "model", "given neither"),
-        ({"path": "model", "run": "sft"}, "model", "given both"),
+        ({}, "model", "given none"),
+        ({"files": {"config.json": DIGEST}}, "model", "given none"),
+        ({"path": "model", "run": "sft"}, "model", "given path and run; allowed: exactly one of `path` and `run`"),
         ({"run": "sft", "revision": COMMIT}, "model.revision", "only a hub id has a revision"),
         ({"path": "model", "version": "last"}, "model.version", "only a run has versions"),
         ({"path": "model", "version": 0}, "model.version", "only a run has versions"),

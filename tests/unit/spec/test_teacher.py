@@ -87,8 +87,8 @@ REFUSED = {
         "teacher",
         "keep its memory on the device",
     ),
-    "no source": (distilled(teacher={}), "teacher", "exactly one of `path` and `run`"),
-    "two sources": (distilled(teacher={"path": "a", "run": "b"}), "teacher", "exactly one of `path` and `run`"),
+    "no source": (distilled(teacher={}), "teacher", "exactly one of `path`, `run` and `url`"),
+    "two sources": (distilled(teacher={"path": "a", "run": "b"}), "teacher", "exactly one of `path`, `run` and `url`"),
     "a version of a folder": (distilled(teacher={"path": "a", "version": 3}), "teacher.version", "only a run has versions"),
     "a field that it has not": (distilled(teacher={"path": "a", "weight": 3}), "teacher.weight", "unknown field"),
 }
@@ -165,3 +165,47 @@ def test_held_out_rows_are_judged_by_a_reward():
 def test_one_answer_has_the_faults_of_a_teacher_beside_those_of_other_sections():
     found = faults(distilled(trainer={"learning_rate": -1.0}, teacher={"path": "a", "run": "b", "coefficient": 1.0}))
     assert found.keys() == {"trainer.learning_rate", "teacher", "teacher.coefficient"}
+
+
+SERVED = {"url": "http://teacher:30000"}
+HAS = {"model_path": "m", "weight_version": "default", "vocab_size": 56}
+
+
+@pytest.mark.parametrize("url", ["http://teacher:30000", "https://teacher.example/v0/", "http://[::1]:30000", "http://127.0.0.1:1"])
+def test_a_teacher_may_be_a_server_whose_numbers_no_seed_decides(url):
+    spec = parse_spec(distilled(teacher={"url": url}))
+    assert (spec.teacher.source, spec.is_deterministic, needs_reference_service(spec)) == (url, False, True)
+    assert parse_spec(spec.model_dump(mode="json")) == spec
+    timed = {"placement": "timed", "engine": "sglang"}
+    parse_spec(distilled(teacher={"url": url}, rollout=timed, schedule={"steps": 2, "max_staleness": 1}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "path", "words"),
+    [
+        ({"teacher": SERVED | {"path": "m"}}, "teacher", "given path and url; allowed: exactly one of `path`, `run` and `url`"),
+        ({"teacher": {}}, "teacher", "given none; allowed: exactly one of `path`, `run` and `url`"),
+        ({"teacher": SERVED | {"version": 3}}, "teacher.version", "only a run has versions"),
+        ({"teacher": SERVED | {"revision": "0" * 40}}, "teacher.revision", "only a hub id has a revision"),
+        ({"teacher": SERVED | {"files": {"a": "sha256:" + "0" * 64}}}, "teacher.files", "a server has its own"),
+        ({"teacher": TEACHER | {"served": HAS}}, "teacher.served", "only a server has it"),
+        ({"teacher": SERVED, "deterministic": True}, "deterministic", "in their last bits"),
+        ({"teacher": SERVED, "rollout": {"temperature": 0.7}}, "rollout.temperature", "given 0.7; allowed: 1.0"),
+        ({"teacher": {"url": "teacher:30000"}}, "teacher.url", "http(s)://host:port of an SGLang server"),
+        ({"teacher": {"url": "grpc://teacher:1"}}, "teacher.url", "http(s)://host:port of an SGLang server"),
+        ({"teacher": {"url": "http://user:word@teacher"}}, "teacher.url", "http(s)://host:port of an SGLang server"),
+        ({"teacher": {"url": "http://teacher/?a=b"}}, "teacher.url", "http(s)://host:port of an SGLang server"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_a_server_is_refused(changes, path, words):
+    assert words in faults(distilled(**changes))[path]
+
+
+def test_rows_that_a_server_would_send_for_minutes_are_refused():
+    body = distilled(
+        teacher=SERVED | {"top_k": 128},
+        algorithm={"name": "opd", "importance": "none", "trust_region": "none"},
+        rollout={"group_size": 1, "max_new_tokens": 8193},
+    )
+    assert "the product max_new_tokens · top_k is too large for a server's answer; given 1048704" in faults(body)["teacher.top_k"]

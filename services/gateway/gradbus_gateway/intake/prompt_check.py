@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -36,14 +36,17 @@ _CACHED: Final = 1024
 
 _Key = tuple[frozenset[tuple[str, str]], frozenset[tuple[str, str]], tuple[tuple[str, str], ...], RowColumns, PromptLimits, str]
 """Files of the model and of a teacher with another tokenizer, datasets, columns of prompt and responses, limits, policy of thinking."""
+CompareServer = Callable[[Tokenizer, str], Awaitable[Fault | None]]
+"""Whether the server at a URL has another tokenizer."""
 _TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json")
 
 
 class PromptCheck:
     """Loads the tokenizers of submissions and encodes the first rows of their datasets. What passed before is not checked again."""
 
-    def __init__(self, objects: ObjectStore, tokenizers: ForkServer) -> None:
+    def __init__(self, objects: ObjectStore, tokenizers: ForkServer, compare: CompareServer) -> None:
         self._objects = objects
+        self._compare = compare
         self._tokenizers = tokenizers
         self._turns = CheckTurns(_CHECKS)
         self._passed = LruCache[_Key, bool](_CACHED)
@@ -55,15 +58,19 @@ class PromptCheck:
         teacher = frozenset(item for item in _other_tokenizer(spec).items() if not item[0].endswith(".safetensors"))
         thinking = "no turns" if (environment := _template_turns(spec)) is None else environment.thinking or "unset"
         key = (small, teacher, tuple(spec.data.digests.items()), spec.columns, limits, thinking)
-        if self._passed.get(key):
+        if self._has_passed(key, spec):
             return None
         async with self._turns.turn(caller):
-            if self._passed.get(key):
+            if self._has_passed(key, spec):
                 return None  # an equal submission had its turn before
             fault = await self._checked(spec, limits)
             if fault is None:
                 self._passed.put(key, True)
         return fault
+
+    def _has_passed(self, key: _Key, spec: RunSpec) -> bool:
+        """A teacher's server is asked each time: it may have been started anew with another tokenizer."""
+        return bool(self._passed.get(key)) and (spec.teacher is None or spec.teacher.url is None)
 
     async def _checked(self, spec: RunSpec, limits: PromptLimits) -> Fault | None:
         with tempfile.TemporaryDirectory(prefix="gradbus-tokenizer-") as name:
@@ -94,6 +101,8 @@ class PromptCheck:
 
     async def _teacher_fault(self, tokenizer: Tokenizer, spec: RunSpec) -> Fault | None:
         """Whether a teacher's tokens have other ids than the policy's, which it is to judge."""
+        if spec.teacher is not None and spec.teacher.url is not None:
+            return await self._compare(tokenizer, spec.teacher.url)
         if not (files := _other_tokenizer(spec)):
             return None
         with tempfile.TemporaryDirectory(prefix="gradbus-tokenizer-") as name:
@@ -155,5 +164,5 @@ def _template_turns(spec: RunSpec) -> EnvironmentSpec | None:
 def _other_tokenizer(spec: RunSpec) -> Mapping[str, str]:
     """Files of a teacher whose tokenizer is not that of the model, byte for byte; else none."""
     mine = spec.model.files or {}
-    theirs = spec.teacher.files or {} if spec.teacher else mine
+    theirs = spec.teacher.files or {} if spec.teacher and spec.teacher.url is None else mine
     return theirs if any(mine.get(name) != theirs.get(name) for name in _TOKENIZER_FILES) else {}

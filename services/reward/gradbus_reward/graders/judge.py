@@ -15,10 +15,10 @@ from gradbus.graders import ScoreResult, Template
 from gradbus.spec import ScoreModelGrader
 from gradbus.user_services.addresses import AddressPolicy, shown
 from gradbus.user_services.http import FAILURES, BodyBounds, HttpClient, HttpRequest
+from gradbus.user_services.keys import ServiceKeys
 from gradbus_reward.graders.base import Owner, Parts, Sample, not_gradable, template_inputs
 from gradbus_reward.graders.side_by_side import graded_side_by_side
 from gradbus_reward.graders.verdicts import PartId, Verdicts
-from gradbus_reward.keys import ServiceKeys
 
 _AT_ONCE: Final = 32
 """Calls of one run in progress."""

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 from gradbus.errors import GraderError
 from gradbus.spec import RewardSpec, ScorerSpec
 from gradbus.user_services.addresses import AddressPolicy
+from gradbus.user_services.keys import ServiceKeys
 from gradbus_reward.graders.base import Capacity, Owner
 from gradbus_reward.graders.judge import JudgeAccess
-from gradbus_reward.keys import ServiceKeys
 from gradbus_reward.protocols.table import protocol_of
 from gradbus_reward.sandbox.pool import PoolSettings
 from gradbus_reward.scorers.base import RefusingScorer, Scorer

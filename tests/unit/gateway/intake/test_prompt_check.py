@@ -16,10 +16,14 @@ def spec(train):
     return RunSpec.model_validate(body | {"reward": {"service": "grpc://scorer:1"}, "schedule": {"steps": 1}})
 
 
+async def never(_tokenizer, _url):
+    raise AssertionError("no spec here has a teacher that is a server")
+
+
 @pytest.fixture
 async def check(tmp_path, monkeypatch):
     """A check that ends when the test lets it, with the result that the test gives."""
-    check = PromptCheck(ObjectStore.open(f"file://{tmp_path}"), ForkServer())
+    check = PromptCheck(ObjectStore.open(f"file://{tmp_path}"), ForkServer(), never)
     check.running, check.result = [], asyncio.Future()
 
     async def checked(spec, _limits):

@@ -28,7 +28,7 @@ from gradbus.spec import (
 )
 from gradbus_gateway.intake.data import StoredData
 from gradbus_gateway.intake.model.intake import StoredModel
-from gradbus_gateway.intake.spec.reward_address import address_faults
+from gradbus_gateway.intake.spec.reward_address import AllowedHosts, address_faults
 from gradbus_gateway.settings import GatewaySettings
 
 _MAX_GROUP_BYTES: Final = 16 << 20
@@ -43,7 +43,7 @@ def reward_faults(reward: RewardSpec, data: StoredData | None, settings: Gateway
     """Faults of the scorers' addresses, of graders for the columns of `data`, and of code that the server does not run."""
     for path, scorer in reward.scorers.items():
         if scorer.service is not None and scorer.service != settings.reward_service:
-            yield from address_faults(split_service(scorer.service)[1], settings, f"{path}.service")
+            yield from address_faults(split_service(scorer.service)[1], AllowedHosts.of_rewards(settings), f"{path}.service")
         if data is not None and scorer.reads_label and scorer.label not in data.columns:
             known = ", ".join(sorted(data.columns)[:_COLUMNS_SHOWN])
             yield Fault(f"{path}.label", "not a column that every row has", scorer.label, known)
@@ -58,7 +58,7 @@ def _allowance_faults(grader: Grader, settings: GatewaySettings, path: str) -> I
     parts = list(grader.graders.values()) if isinstance(grader, MultiGrader) else [grader]
     for part in parts:
         if isinstance(part, ScoreModelGrader):
-            yield from address_faults(part.url, settings, path)
+            yield from address_faults(part.url, AllowedHosts.of_rewards(settings), path)
     for name in [part.module.partition(":")[0] for part in parts if isinstance(part, PythonGrader) and part.module is not None]:
         if name not in settings.reward_modules:
             known = ", ".join(settings.reward_modules) or "none yet"

@@ -9,6 +9,7 @@ from typing import Final
 from gradbus.errors import Fault
 from gradbus.spec import ModelSpec, RewardSpec, RolloutSpec, RunSpec, TeacherSpec
 from gradbus_gateway.intake.model.intake import StoredModel
+from gradbus_gateway.intake.spec.teacher_servers import TeacherServer
 
 REWARD_MODEL: Final = "reward.model"
 TEACHER: Final = "teacher"
@@ -24,6 +25,8 @@ class FrozenModels:
     teacher: StoredModel | None
     faults: Sequence[Fault]
     """Why one of them could not be stored."""
+    server: TeacherServer | None = None
+    """In place of a teacher in object storage."""
 
     def unfit(self, policy: StoredModel | None, rollout: RolloutSpec | None, *, in_environment: bool = False) -> Iterator[Fault]:
         """Faults of models that cannot read the policy's tokens, or not all of a sample's.
@@ -39,14 +42,20 @@ class FrozenModels:
             yield from _size_faults(TEACHER, self.teacher, policy, rollout, in_environment=in_environment)
             if isinstance(spec := self.teacher.spec, TeacherSpec) and spec.top_k is not None:
                 yield from _row_faults(spec.top_k, self.teacher.info.vocab_size, policy.info.vocab_size)
+        if self.server is not None:
+            yield from self.server.unfit(policy, rollout, in_environment=in_environment)
+            if self.server.spec.top_k is not None:
+                yield from _row_faults(self.server.spec.top_k, policy.info.vocab_size, policy.info.vocab_size)
 
-    def sections(self, spec: RunSpec) -> dict[str, RewardSpec | ModelSpec]:
+    def sections(self, spec: RunSpec, policy: StoredModel) -> dict[str, RewardSpec | ModelSpec]:
         """The sections of the spec that name them, with the digests of all files."""
         found: dict[str, RewardSpec | ModelSpec] = {}
         if self.scorer is not None:
             found["reward"] = spec.reward.model_copy(update={"model": self.scorer.spec})
         if self.teacher is not None:
             found["teacher"] = self.teacher.spec
+        if self.server is not None:
+            found["teacher"] = self.server.served(policy)
         return found
 
 

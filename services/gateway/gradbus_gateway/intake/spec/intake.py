@@ -46,7 +46,8 @@ from gradbus_gateway.intake.spec.faults import (
     server_faults,
 )
 from gradbus_gateway.intake.spec.frozen_models import REWARD_MODEL, TEACHER, FrozenModels, sampler_row_faults
-from gradbus_gateway.settings import GatewaySettings
+from gradbus_gateway.intake.spec.teacher_servers import TeacherServers
+from gradbus_gateway.settings import GatewaySettings, TeacherSettings
 
 Section = TypeVar("Section", bound=BaseModel)
 _GRADERS_AT_A_TIME: Final = 2
@@ -61,7 +62,8 @@ class SpecIntake:
         self._settings = settings
         self._run_models = run_models
         self._forks = Forks(run_models)
-        self._prompts = PromptCheck(objects, tokenizers)
+        self._teachers = TeacherServers(TeacherSettings(), allow_loopback=settings.allow_loopback)
+        self._prompts = PromptCheck(objects, tokenizers, self._teachers.tokenizer_fault)
         self._models = ModelIntake(objects, settings)
         self._datasets = DataIntake(objects, settings)
         self._graders = CheckTurns(_GRADERS_AT_A_TIME)
@@ -95,7 +97,7 @@ class SpecIntake:
         # In a thread as well: a source is parsed in another process.
         async with self._graders.turn(caller):
             faults.extend(await asyncio.to_thread(lambda: self._code_faults(reward, data, environment)))
-        frozen = await self._stored_frozen(reward, spec.teacher if spec else _valid(TeacherSpec, sections.get("teacher")), caller)
+        frozen = await self._stored_frozen(reward, spec.teacher if spec else _valid(TeacherSpec, sections.get("teacher")), caller, model)
         rollout = (spec.rollout if spec else _valid(RolloutSpec, sections.get("rollout", {}))) if kind == "rl" else None
         faults.extend(
             [*frozen.faults, *frozen.unfit(model, rollout, in_environment=environment is not None), *fit_faults(model, data, rollout)]
@@ -112,7 +114,7 @@ class SpecIntake:
             faults.extend(evaluation_faults(evaluation, data_spec, reward))
         if faults or spec is None or model is None or data is None:
             raise SpecError(faults)
-        spec = spec.model_copy(update={"model": model.spec, "data": data.spec, **frozen.sections(spec)})
+        spec = spec.model_copy(update={"model": model.spec, "data": data.spec, **frozen.sections(spec, model)})
         if fault := await self._prompts.fault(spec, caller):
             raise SpecError([fault])
         return spec
@@ -132,8 +134,13 @@ class SpecIntake:
         of_reward = reward_faults(reward, data, self._settings) if reward else ()
         return [*of_reward, *environment_faults(environment)]
 
-    async def _stored_frozen(self, reward: RewardSpec | None, given: TeacherSpec | None, caller: str) -> FrozenModels:
+    async def _stored_frozen(
+        self, reward: RewardSpec | None, given: TeacherSpec | None, caller: str, policy: StoredModel | None
+    ) -> FrozenModels:
         scorer, of_scorer = await self._stored(reward.model if reward else None, caller, self._models.store_reward_model, REWARD_MODEL)
+        if given is not None and given.url is not None and not any(model_faults(given)):
+            server, of_server = await self._teachers.found(given, policy)
+            return FrozenModels(scorer, None, (*of_scorer, *of_server), server)
         teacher, of_teacher = await self._stored(given, caller, self._models.store, TEACHER)
         return FrozenModels(scorer, teacher, (*of_scorer, *of_teacher))
 

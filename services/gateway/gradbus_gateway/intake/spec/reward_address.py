@@ -1,10 +1,11 @@
-"""Checks the text of `reward.service`, and of the URLs of judges. The reward service checks the addresses that it resolves to."""
+"""Checks the text of `reward.service`, and of the URLs of judges and teachers. Who calls them checks the addresses that they resolve to."""
 
 from __future__ import annotations
 
 import fnmatch
 import ipaddress
 from collections.abc import Iterator
+from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from gradbus.errors import Fault
@@ -14,8 +15,26 @@ _SCHEMES = ("grpc", "http", "https")
 _METADATA_HOSTS = ("metadata", "metadata.google.internal", "instance-data", "100.100.100.200", "fd00:ec2::254", "192.0.0.192")
 
 
-def address_faults(url: str, settings: GatewaySettings, path: str = "reward.service") -> Iterator[Fault]:
-    """Faults of the address of a scorer or a judge; none for another scheme, which is a fault of the spec already."""
+@dataclass(frozen=True, slots=True)
+class AllowedHosts:
+    """Where servers of users may be."""
+
+    patterns: tuple[str, ...]
+    allow_loopback: bool
+    variable: str = "GRADBUS_ALLOWED_HOSTS"
+    """By which the operator sets the patterns."""
+
+    @classmethod
+    def of_rewards(cls, settings: GatewaySettings) -> AllowedHosts:
+        """Of scorers and judges."""
+        return cls(settings.allowed_hosts, settings.allow_loopback)
+
+    def __str__(self) -> str:
+        return ", ".join((*self.patterns, *(("loopback",) if self.allow_loopback else ()))) or "no host yet"
+
+
+def address_faults(url: str, allowed: AllowedHosts, path: str = "reward.service") -> Iterator[Fault]:
+    """Faults of the address of a scorer, a judge or a teacher; none for another scheme, which is a fault of the spec already."""
     try:
         parts = urlsplit(url)
         host, port = (parts.hostname or "").rstrip("."), parts.port
@@ -31,15 +50,10 @@ def address_faults(url: str, settings: GatewaySettings, path: str = "reward.serv
     elif _is_forbidden(host):
         yield Fault(path, "link-local, metadata and unspecified addresses are never called", host, "the address of your own service")
     elif _is_loopback(host):
-        if not settings.allow_loopback:
-            yield Fault(path, "loopback is the server itself; only the embedded stack allows it", host, _allowed(settings))
-    elif not any(fnmatch.fnmatchcase(host, pattern.lower()) for pattern in settings.allowed_hosts):
-        yield Fault(path, "the operator does not allow this host (GRADBUS_ALLOWED_HOSTS)", host, _allowed(settings))
-
-
-def _allowed(settings: GatewaySettings) -> str:
-    loopback = ("loopback",) if settings.allow_loopback else ()
-    return ", ".join((*settings.allowed_hosts, *loopback)) or "no host yet"
+        if not allowed.allow_loopback:
+            yield Fault(path, "loopback is the server itself; only the embedded stack allows it", host, str(allowed))
+    elif not any(fnmatch.fnmatchcase(host, pattern.lower()) for pattern in allowed.patterns):
+        yield Fault(path, f"the operator does not allow this host ({allowed.variable})", host, str(allowed))
 
 
 def _is_loopback(host: str) -> bool:

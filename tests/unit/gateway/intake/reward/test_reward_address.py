@@ -2,11 +2,11 @@
 
 import pytest
 
-from gradbus_gateway.intake.spec.reward_address import address_faults
+from gradbus_gateway.intake.spec.reward_address import AllowedHosts, address_faults
 from gradbus_gateway.settings import GatewaySettings
 
-OPEN = GatewaySettings(allowed_hosts=("scorer", "*.rewards.svc", "10.0.0.7"), allow_loopback=True)
-CLOSED = GatewaySettings()
+OPEN = AllowedHosts.of_rewards(GatewaySettings(allowed_hosts=("scorer", "*.rewards.svc", "10.0.0.7"), allow_loopback=True))
+CLOSED = AllowedHosts.of_rewards(GatewaySettings())
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_allowed_hosts_and_the_embedded_stack_s_loopback_pass(url):
     ],
 )
 def test_some_addresses_are_refused_whatever_is_allowed(url):
-    faults = list(address_faults(url, GatewaySettings(allowed_hosts=("*",), allow_loopback=True)))
+    faults = list(address_faults(url, AllowedHosts(("*",), allow_loopback=True)))
     assert [fault.path for fault in faults] == ["reward.service"]
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Annotated, Final
 from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, SecretStr
 
 from gradbus.user_services.addresses import DEFAULT_PORTS
 
@@ -15,6 +17,15 @@ Origin = tuple[str, str, int]
 """Scheme, host in lower case and port."""
 
 
+def _checked_name(name: str) -> str:
+    named_origin(name)
+    return name
+
+
+KeysByOrigin = dict[Annotated[str, AfterValidator(_checked_name)], SecretStr]
+"""The operator's setting."""
+
+
 class ServiceKeys:
     """Keys by origin. A run's author chooses the URL, so a host alone does not say who gets a key: another port is another server, and
     without TLS anybody on the way reads it."""
@@ -22,6 +33,11 @@ class ServiceKeys:
     def __init__(self, keys: Mapping[str, str] | None = None) -> None:
         """`keys`: by origin, such as `http://127.0.0.1:8000`; a host alone is https on port 443. Raises ValueError for another name."""
         self._keys = {named_origin(name): key for name, key in (keys or {}).items()}
+
+    @classmethod
+    def of(cls, setting: KeysByOrigin) -> ServiceKeys:
+        """Those of the operator's setting."""
+        return cls({name: key.get_secret_value() for name, key in setting.items()})
 
     def headers(self, url: str) -> dict[str, str]:
         """The bearer token for the server at `url`, if it has one."""
