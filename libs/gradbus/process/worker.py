@@ -49,40 +49,47 @@ class RunServer(Protocol):
         ...
 
 
+async def serve_worker(
+    process: Process,
+    role: Literal["rollout", "trainer"],
+    settings: ProcessSettings,
+    weight_store: str,
+    build: Callable[[WorkerClients], Awaitable[RunServer]],
+) -> None:
+    """One worker with connections of its own, until the process stops. `build` may import heavy modules: it is ready only after it."""
+    bus = await Bus.connect(settings.bus, f"{role} {settings.worker_id}")
+    channel = open_channel(weight_store, settings.rpc_token.get_secret_value(), settings.identity)
+    buffer = open_buffer(settings.buffer)
+    try:
+        presence = WorkerPresence(worker=settings.worker_id, role=role, incarnation=secrets.token_hex(8))
+        heartbeat = WorkerHeartbeat(bus, presence)
+        clients = WorkerClients(bus, buffer, settings.open_objects(), WeightStoreServiceStub(channel), heartbeat)
+        server = await build(clients)
+
+        async def serve_run(record: RunRecord) -> None:
+            try:
+                await server.serve_run(record)
+            except AioRpcError as error:
+                raise StorageError(describe_rpc_error("the weight store", weight_store, error)) from error
+
+        idle = IdleMemory(settings.leftover_memory)
+
+        def run_over() -> None:
+            server.release()
+            idle.check()
+
+        await heartbeat.serve(process, serve_run, run_over)
+    finally:
+        await channel.close()
+        await buffer.aclose()
+        await bus.close()
+
+
 def run_worker(
     role: Literal["rollout", "trainer"],
     settings: ProcessSettings,
     weight_store: str,
     build: Callable[[WorkerClients], Awaitable[RunServer]],
 ) -> int:
-    """Runs a worker process; returns the exit status. `build` may import heavy modules: the worker is ready only after it."""
-
-    async def serve(process: Process) -> None:
-        bus = await Bus.connect(settings.bus, f"{role} {settings.worker_id}")
-        channel = open_channel(weight_store, settings.rpc_token.get_secret_value(), settings.identity)
-        buffer = open_buffer(settings.buffer)
-        try:
-            presence = WorkerPresence(worker=settings.worker_id, role=role, incarnation=secrets.token_hex(8))
-            heartbeat = WorkerHeartbeat(bus, presence)
-            clients = WorkerClients(bus, buffer, settings.open_objects(), WeightStoreServiceStub(channel), heartbeat)
-            server = await build(clients)
-
-            async def serve_run(record: RunRecord) -> None:
-                try:
-                    await server.serve_run(record)
-                except AioRpcError as error:
-                    raise StorageError(describe_rpc_error("the weight store", weight_store, error)) from error
-
-            idle = IdleMemory(settings.leftover_memory)
-
-            def run_over() -> None:
-                server.release()
-                idle.check()
-
-            await heartbeat.serve(process, serve_run, run_over)
-        finally:
-            await channel.close()
-            await buffer.aclose()
-            await bus.close()
-
-    return run_process(role, settings, serve)
+    """Runs a process with one worker; returns the exit status."""
+    return run_process(role, settings, lambda process: serve_worker(process, role, settings, weight_store, build))
