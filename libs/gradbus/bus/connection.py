@@ -32,6 +32,8 @@ _TTL_SECONDS = {
     subjects.Buckets.LEASES: subjects.LEASE_TTL_SECONDS,
     subjects.Buckets.SESSIONS: subjects.SESSION_TTL_SECONDS,
 }
+_MARKED = {subjects.Buckets.WORKERS}
+"""Buckets whose keys leave a marker when they expire: a view need not read a thousand heartbeats again to see that one is missing."""
 _DUPLICATE_SECONDS = 120.0
 _TASK_AGE_SECONDS = 600.0
 _EVENT_BYTES = 1 << 30
@@ -90,7 +92,8 @@ class Bus:
         """The key-value bucket, which is made if it is missing. Waits while NATS does not answer."""
         while name not in self._buckets:
             try:
-                self._buckets[name] = Bucket(await self._store(name), self.jetstream, name, expires=name in _TTL_SECONDS)
+                store, expires = await self._store(name), name in _TTL_SECONDS and name not in _MARKED
+                self._buckets[name] = Bucket(store, self.jetstream, name, expires=expires, reconnects=self._reconnects)
             except TimeoutError:
                 _log.info("nats_unreachable", waiting_for=f"bucket {name}")
         return self._buckets[name]
@@ -102,6 +105,9 @@ class Bus:
             with contextlib.suppress(BadRequestError):  # another release made it at this moment, with another configuration
                 await self.jetstream.add_stream(_bucket_config(name, self._settings.replicas))
             return await self.jetstream.key_value(name)
+
+    def _reconnects(self) -> int:
+        return self.client.stats["reconnects"]
 
     async def publish(self, subject: str, payload: bytes) -> None:
         """Sends a core message, which arrives at most once. It is a hint, and part of no trace."""
@@ -207,6 +213,8 @@ def _without_credentials(url: str) -> str:
 def _bucket_config(name: str, replicas: int) -> StreamConfig:
     """The stream of a key-value bucket as every client makes it, and also open to batches, which the client library cannot ask for."""
     ttl = _TTL_SECONDS.get(name)
+    # A heartbeat comes again in a second, so it need not be synced: a thousand workers would sync a thousand times a second.
+    is_synced = name != subjects.Buckets.WORKERS or replicas > 1
     return StreamConfig(
         name=f"KV_{name}",
         subjects=[f"$KV.{name}.>"],
@@ -221,7 +229,9 @@ def _bucket_config(name: str, replicas: int) -> StreamConfig:
         allow_direct=replicas == 1,
         num_replicas=replicas,
         allow_msg_ttl=True,
-        allow_atomic=True,
+        allow_atomic=is_synced,
+        persist_mode=None if is_synced else PersistMode.ASYNC,
+        subject_delete_marker_ttl=subjects.MARKER_TTL_SECONDS if name in _MARKED else None,
     )
 
 

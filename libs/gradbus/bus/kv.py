@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -38,12 +38,15 @@ class Entry:
 class Bucket:
     """One key-value bucket."""
 
-    def __init__(self, store: KeyValue, jetstream: JetStreamContext, name: str, *, expires: bool = False) -> None:
-        """`expires`: keys of the bucket have a time to live."""
+    def __init__(
+        self, store: KeyValue, jetstream: JetStreamContext, name: str, *, expires: bool = False, reconnects: Callable[[], int] = lambda: 0
+    ) -> None:
+        """`expires`: keys of the bucket expire without a marker. `reconnects`: how often the connection was lost."""
         self._store = store
         self._jetstream = jetstream
         self._name = name
         self._expires = expires
+        self._reconnects = reconnects
 
     async def get(self, key: str) -> Entry | None:
         """The key's entry, or None."""
@@ -120,7 +123,7 @@ class Bucket:
 
     def snapshot(self, pattern: str = ">") -> View:
         """A copy of the keys that match `pattern`, as of its last `read`."""
-        return View(self._jetstream, self._name, pattern, expires=self._expires)
+        return View(self._jetstream, self._name, pattern, expires=self._expires, reconnects=self._reconnects)
 
     @asynccontextmanager
     async def view(self, pattern: str = ">") -> AsyncIterator[View]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,10 @@ from gradbus.v1.task_pb2 import Task
 _log = get_logger(__name__)
 _INACTIVE_SECONDS = 600.0
 _FETCH_SECONDS = 2.0  # a fetch in flight while the server restarts is lost and waits for the whole time
+_LEAST_SECONDS = 0.5
+"""Of a fetch that brings nothing: a server that refuses it at once is asked again, but not all the time."""
+_MOST_FETCHES = 100_000
+"""That wait at a time. NATS has 512 if it is not told: a run may have more workers."""
 _RECEIVE = WireOperation(
     "nats", {"messaging.system": "nats", "messaging.operation.type": "receive", "messaging.destination.template": "prompts.*"}
 )
@@ -50,17 +55,18 @@ class TaskQueue:
 
     async def fetch(self, limit: int) -> list[Delivery]:
         """Up to `limit` tasks, acknowledged at receipt; an empty list after two seconds without a task."""
+        began = time.monotonic()
         try:
             if self._subscription is None:
                 self._subscription = await self._subscribe()
             with _RECEIVE.measured() as received:
                 messages = await self._subscription.fetch(limit, timeout=_FETCH_SECONDS)
                 received.items, received.payload_bytes = len(messages), sum(len(message.data) for message in messages)
-        except NatsTimeoutError:
-            return []
         except (NatsError, APIError, TimeoutError) as error:
-            _log.info("fetch_interrupted", subject=self._subject, error=f"{type(error).__name__}: {error}")
-            self._subscription = None
+            if not isinstance(error, NatsTimeoutError):
+                _log.info("fetch_interrupted", subject=self._subject, error=f"{type(error).__name__}: {error}")
+                self._subscription = None
+            await asyncio.sleep(began + _LEAST_SECONDS - time.monotonic())
             return []
         now = time.time_ns()
         for message in messages:
@@ -95,6 +101,11 @@ class TaskQueue:
         # max_deliver 1: only the conductor dispatches again. A worker that fetches while its run ends makes the consumer again;
         # the server removes it after a while without use.
         config = ConsumerConfig(
-            ack_policy=AckPolicy.EXPLICIT, ack_wait=30.0, max_deliver=1, max_ack_pending=10_000, inactive_threshold=_INACTIVE_SECONDS
+            ack_policy=AckPolicy.EXPLICIT,
+            ack_wait=30.0,
+            max_deliver=1,
+            max_ack_pending=10_000,
+            max_waiting=_MOST_FETCHES,
+            inactive_threshold=_INACTIVE_SECONDS,
         )
         return await self._bus.jetstream.pull_subscribe(self._subject, durable=self._durable, stream=subjects.PROMPTS_STREAM, config=config)

@@ -23,9 +23,15 @@ from gradbus.telemetry import get_logger
 _log = get_logger(__name__)
 
 RESYNC_SECONDS = 2.0
-"""A watch may end without an error (a lost connection, a bucket that was made again): every view reads again this often."""
+"""A view reads again so soon after a lost connection; and so often, if keys expire of which the server tells nobody."""
+CHECK_SECONDS = 10.0
+"""A watch may end without an error (a bucket that was made again, a server of several that is gone): every view asks this often.
+
+It asks whether the server still sends, and what: to read again each time would make a consumer on the server, and a thousand workers
+have three views each.
+"""
 _SMALL_KEYS: Final = 64
-"""A view of fewer keys is read as a whole each time; of a larger view only changes are read, and everything this often:"""
+"""A view of fewer keys is read as a whole each time; of a larger view only changes are read. Everything is read this often:"""
 _FULL_READ_SECONDS: Final = 600.0
 _FULL_READ_SHARE: Final = 0.01
 """Share of a view's time that may be spent on reading everything: a bucket that takes longer is read as a whole less often."""
@@ -61,8 +67,17 @@ class View:
     An index of many keys listens instead: its work then follows the number of changes, not the number of keys.
     """
 
-    def __init__(self, jetstream: JetStreamContext, bucket: str, pattern: str, *, expires: bool = False) -> None:
-        """`expires`: keys of the bucket have a time to live; a watch does not report that they expire."""
+    def __init__(
+        self,
+        jetstream: JetStreamContext,
+        bucket: str,
+        pattern: str,
+        *,
+        expires: bool = False,
+        reconnects: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`expires`: keys expire without a marker, so a watch does not report it. `reconnects`: how often the connection was lost."""
+        self._reconnects = reconnects
         self._jetstream = jetstream
         self._bucket = bucket
         self._pattern = pattern
@@ -118,14 +133,25 @@ class View:
 
     async def _follow_once(self) -> None:
         clock = asyncio.get_running_loop().time
-        began = clock()
+        began, reconnects = clock(), self._reconnects()
         after = await self._unchanged_up_to()
         async with _watching(self._jetstream, self._bucket, self._pattern, after) as watch:
             await self._fill(watch, after)
-            pause = min((clock() - began) / _RESYNC_SHARE, _MAX_RESYNC_SECONDS)
-            deadline = clock() + max(RESYNC_SECONDS, pause)
-            while (left := deadline - clock()) > 0 and (changes := await watch.next(left)):
-                self._apply(changes)
+            if self._expires:
+                pause = min((clock() - began) / _RESYNC_SHARE, _MAX_RESYNC_SECONDS)
+                await self._apply_until(watch, clock() + max(RESYNC_SECONDS, pause))
+                return
+            checked = clock()
+            while reconnects == self._reconnects() and clock() < self._full_read_due:
+                await self._apply_until(watch, clock() + RESYNC_SECONDS)
+                if clock() - checked >= CHECK_SECONDS:
+                    await watch.check()
+                    checked = clock()
+
+    async def _apply_until(self, watch: _Watch, deadline: float) -> None:
+        clock = asyncio.get_running_loop().time
+        while (left := deadline - clock()) > 0 and (changes := await watch.next(left)):
+            self._apply(changes)
 
     async def _unchanged_up_to(self) -> int:
         """Sequence after which to read changes; 0 to read everything."""
@@ -171,6 +197,7 @@ class _Watch:
     """The messages of an ordered consumer, checked for gaps."""
 
     def __init__(self, prefix: str) -> None:
+        self.subscription: JetStreamContext.PushSubscription  # once the server knows it
         self._prefix = prefix
         self._messages: deque[Msg] = deque()
         self._arrived = asyncio.Event()
@@ -178,6 +205,18 @@ class _Watch:
         self._pending = 0
         self.expected = 0
         """Messages that the server had for the consumer when it was asked."""
+        self._sent = 0
+        """Messages that the server had sent at the last check."""
+
+    async def check(self) -> None:
+        """Asks what the server has sent. Raises _WatchInterrupted when that did not arrive, and an error of NATS when it sends no more."""
+        info: ConsumerInfo = await self.subscription.consumer_info()
+        sent = info.delivered.consumer_seq if info.delivered else 0
+        is_lost = self._received + len(self._messages) < self._sent
+        is_stalled = bool(info.num_pending) and sent == self._sent
+        if is_lost or is_stalled or sent < self._received:  # the client made another consumer, which counts anew
+            raise _WatchInterrupted(f"the server sent {sent} changes, {self._received} arrived")
+        self._sent = sent
 
     async def take(self, message: Msg) -> None:
         """Takes a message from the connection; waiting for each of many messages would be most of the work."""
@@ -224,7 +263,7 @@ async def _watching(jetstream: JetStreamContext, bucket: str, pattern: str, afte
     else:
         config = ConsumerConfig(deliver_policy=DeliverPolicy.LAST_PER_SUBJECT)
     watch = _Watch(prefix)
-    subscription = await jetstream.subscribe(
+    watch.subscription = subscription = await jetstream.subscribe(
         prefix + pattern,
         stream=f"KV_{bucket}",
         cb=watch.take,

@@ -14,6 +14,7 @@ from nats.js.errors import APIError
 
 from gradbus.aio.tasks import background
 from gradbus.bus import Bucket, Buckets, Bus
+from gradbus.control.live_workers import LiveWorkers
 from gradbus.errors import (
     CorruptRecordError,
     FencedError,
@@ -211,8 +212,9 @@ async def serve(settings: WeightStoreSettings, process: Process) -> None:
     retention = Retention(manifests, runs, named, delete_lock)
     unnamed = UnnamedBlobs(manifests.objects, condemned, named, delete_lock, settings.blob_grace_seconds)
     async with workers.view() as presence:
-        attestations = Attestations(bus, presence, LagLimit(settings.lagging_versions, settings.lagging_seconds))
-        service = WeightStoreService(heads, manifests, attestations, Broadcasts(bus, presence), retention)
+        live = LiveWorkers(presence)
+        attestations = Attestations(bus, live, LagLimit(settings.lagging_versions, settings.lagging_seconds))
+        service = WeightStoreService(heads, manifests, attestations, Broadcasts(bus, live), retention)
         server = RpcServer(settings.rpc)
         add_WeightStoreServiceServicer_to_server(service, server.server)
         await server.start()

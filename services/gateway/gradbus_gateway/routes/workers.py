@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from operator import itemgetter
+from itertools import islice
 from typing import Final, Literal
 
 from fastapi import APIRouter
 
-from gradbus.control.runs import WorkerPresence, live_workers
+from gradbus.control.live_workers import parse_presence
+from gradbus.control.runs import WorkerPresence
 from gradbus_gateway.http.strict_query import StrictQueryRoute
 from gradbus_gateway.resources.page import Limit, Page
 from gradbus_gateway.resources.public_text import public_text
@@ -29,10 +30,10 @@ class WorkerResource(WorkerPresence):
 async def list_workers(gateway: GatewayDep, after: str = "", limit: Limit = 100) -> Page[WorkerResource]:
     """By name. A worker without a heartbeat for six seconds is not listed, nor one whose heartbeat cannot be read."""
     async with asyncio.timeout(_TIMEOUT_SECONDS), gateway.workers.view() as view:
-        workers = live_workers(view.entries)
+        entries = sorted((name, value) for name, value in view.entries.items() if name > after)
+    read = ((name, worker) for name, value in entries if (worker := parse_presence(name, value)) is not None)
     found = [
-        (worker.worker, WorkerResource(**worker.model_dump() | {"trouble": public_text(worker.trouble)}))
-        for worker in workers
-        if worker.worker > after
+        (name, WorkerResource(**worker.model_dump() | {"trouble": public_text(worker.trouble)}))
+        for name, worker in islice(read, limit + 1)  # of a thousand workers the page alone is parsed
     ]
-    return Page[WorkerResource].of(sorted(found, key=itemgetter(0))[: limit + 1], limit)
+    return Page[WorkerResource].of(found, limit)
