@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Generic, TypeVar
+from heapq import merge
+from itertools import islice
+from typing import Generic, TypeVar, get_args
 
 from pydantic import ValidationError
 
@@ -93,6 +95,12 @@ class LiveWorkers:
     def of_run(self, run_id: str, role: Role) -> list[WorkerPresence]:
         """Workers of a role that say that they serve the run, in order of name."""
         return [self._presences[name] for name in self._by_run.of((run_id, role))]
+
+    def page(self, after: str, most: int, run_id: str = "") -> list[tuple[str, WorkerPresence]]:
+        """The first `most` workers behind a name, with their names: of all roles, or those that say that they serve the run."""
+        groups = [self._by_run.of((run_id, role)) if run_id else self._by_role.of(role) for role in get_args(Role)]
+        names = merge(*(group[bisect_right(group, after) :] for group in groups))
+        return [(name, self._presences[name]) for name in islice(names, most)]
 
     def _update(self, name: str) -> None:
         before, now = self._presences.pop(name, None), parse_presence(name, self._workers.get(name))

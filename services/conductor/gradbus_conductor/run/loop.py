@@ -115,7 +115,7 @@ class RunLoop:
         if self._missing_report is not None:
             await self._recover()
         await self._pipeline.collect(self._schedule.outstanding())
-        await self._admission.admit()
+        await self._admission.admit(looks=looks)
         if desired == "running":
             workers = self._context.pool.count_serving(self._context.run_id, "rollout")
             await self._evaluator.advance(self._heads.version, workers)

@@ -20,6 +20,7 @@ from gradbus_gateway.quotas.uploads import UploadQuota
 from gradbus_gateway.runs.listing import RunList
 from gradbus_gateway.runs.relations import RunRelations
 from gradbus_gateway.runs.store import RunStore
+from gradbus_gateway.worker_roster import WorkerRoster
 
 if TYPE_CHECKING:
     from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceAsyncStub
@@ -38,7 +39,7 @@ class Gateway:
     uploads: UploadQuota
     intake: RunIntake
     bus: Bus
-    workers: Bucket
+    workers: WorkerRoster
     buffer: Redis
     objects: ObjectStore
     condemned: CondemnedBlobs
