@@ -48,6 +48,16 @@ def test_listeners_hear_of_every_worker_and_an_unreadable_heartbeat_hides_nobody
     assert [worker.worker for worker in live.of_role("rollout")] == ["a"]
 
 
+def test_a_page_is_of_all_roles_or_of_one_run():
+    view = empty_view()
+    live = LiveWorkers(view)
+    for name, role, run_id in (("b", "rollout", "one"), ("a", "trainer", "one"), ("d", "rollout", "two"), ("c", "rollout", "one")):
+        beat(view, name, role, run_id=run_id)
+    assert [name for name, _ in live.page("", 3)] == ["a", "b", "c"]
+    assert [name for name, _ in live.page("b", 3)] == ["c", "d"]
+    assert [name for name, _ in live.page("a", 5, "one")] == ["b", "c"]
+
+
 def lines_of_a_heartbeat(workers):
     view = empty_view()
     for number in range(workers):

@@ -10,7 +10,7 @@ from fastapi import Depends, Request
 from redis.asyncio import Redis
 
 from gradbus.access.keyring import Keyring
-from gradbus.bus import Bucket, Bus
+from gradbus.bus import Bus
 from gradbus.control.condemned import CondemnedBlobs
 from gradbus.objects import ObjectStore
 from gradbus_gateway.auth.sessions import Sessions
