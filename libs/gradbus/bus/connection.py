@@ -22,6 +22,7 @@ from gradbus.aio.tasks import cancel_and_wait
 from gradbus.bus import subjects
 from gradbus.bus.batch import Message, publish_batch
 from gradbus.bus.kv import Bucket
+from gradbus.bus.view import BucketTraits
 from gradbus.errors import SettingsError
 from gradbus.telemetry import WireOperation, get_logger
 from gradbus.tls import Identity
@@ -92,8 +93,9 @@ class Bus:
         """The key-value bucket, which is made if it is missing. Waits while NATS does not answer."""
         while name not in self._buckets:
             try:
-                store, expires = await self._store(name), name in _TTL_SECONDS and name not in _MARKED
-                self._buckets[name] = Bucket(store, self.jetstream, name, expires=expires, reconnects=self._reconnects)
+                store = await self._store(name)
+                traits = BucketTraits(name in _TTL_SECONDS and name not in _MARKED, _is_synced(name, self._settings.replicas))
+                self._buckets[name] = Bucket(store, self.jetstream, name, traits, self._reconnects)
             except TimeoutError:
                 _log.info("nats_unreachable", waiting_for=f"bucket {name}")
         return self._buckets[name]
@@ -213,8 +215,7 @@ def _without_credentials(url: str) -> str:
 def _bucket_config(name: str, replicas: int) -> StreamConfig:
     """The stream of a key-value bucket as every client makes it, and also open to batches, which the client library cannot ask for."""
     ttl = _TTL_SECONDS.get(name)
-    # A heartbeat comes again in a second, so it need not be synced: a thousand workers would sync a thousand times a second.
-    is_synced = name != subjects.Buckets.WORKERS or replicas > 1
+    is_synced = _is_synced(name, replicas)
     return StreamConfig(
         name=f"KV_{name}",
         subjects=[f"$KV.{name}.>"],
@@ -233,6 +234,11 @@ def _bucket_config(name: str, replicas: int) -> StreamConfig:
         persist_mode=None if is_synced else PersistMode.ASYNC,
         subject_delete_marker_ttl=subjects.MARKER_TTL_SECONDS if name in _MARKED else None,
     )
+
+
+def _is_synced(name: str, replicas: int) -> bool:
+    """Not heartbeats, which come again in a second: a thousand workers would sync a thousand times a second. Replication needs it."""
+    return name != subjects.Buckets.WORKERS or replicas > 1
 
 
 @cache

@@ -53,6 +53,16 @@ class _WatchInterrupted(GradbusError):  # noqa: N818 - control flow, not a fault
 
 
 @dataclass(frozen=True, slots=True)
+class BucketTraits:
+    """What a view has to know of its bucket."""
+
+    expires_silently: bool = False
+    """Keys expire without a marker, so a watch does not report it."""
+    is_synced: bool = True
+    """What the server has acknowledged outlives its kill; else it may give the same sequences to other writes afterwards."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Change:
     key: str
     value: bytes | None
@@ -72,20 +82,21 @@ class View:
         jetstream: JetStreamContext,
         bucket: str,
         pattern: str,
-        *,
-        expires: bool = False,
+        traits: BucketTraits = BucketTraits(),
         reconnects: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`expires`: keys expire without a marker, so a watch does not report it. `reconnects`: how often the connection was lost."""
+        """`reconnects`: how often the connection was lost."""
+        self._traits = traits
         self._reconnects = reconnects
         self._jetstream = jetstream
         self._bucket = bucket
         self._pattern = pattern
-        self._expires = expires
         self._entries: dict[str, bytes] = {}
         self._newest = 0
         self._created: datetime | None = None
         self._full_read_due = 0.0
+        self._read_after = -1
+        """Lost connections before everything was read."""
         self._advanced = asyncio.Event()
         self._listeners: list[Callable[[str], None]] = []
         self.changed = asyncio.Event()
@@ -137,7 +148,7 @@ class View:
         after = await self._unchanged_up_to()
         async with _watching(self._jetstream, self._bucket, self._pattern, after) as watch:
             await self._fill(watch, after)
-            if self._expires:
+            if self._traits.expires_silently:
                 pause = min((clock() - began) / _RESYNC_SHARE, _MAX_RESYNC_SECONDS)
                 await self._apply_until(watch, clock() + max(RESYNC_SECONDS, pause))
                 return
@@ -155,7 +166,9 @@ class View:
 
     async def _unchanged_up_to(self) -> int:
         """Sequence after which to read changes; 0 to read everything."""
-        if self._expires or len(self._entries) < _SMALL_KEYS:
+        if self._traits.expires_silently or len(self._entries) < _SMALL_KEYS:
+            return 0
+        if not self._traits.is_synced and self._reconnects() != self._read_after:
             return 0
         info = await self._jetstream.stream_info(f"KV_{self._bucket}")
         is_known = info.created == self._created and info.state.last_seq >= self._newest
@@ -166,8 +179,10 @@ class View:
     async def _fill(self, watch: _Watch, after: int) -> None:
         clock = asyncio.get_running_loop().time
         began = clock()
+        reconnects = self._reconnects()
         changes = await watch.backlog()
         if not after:
+            self._read_after = reconnects
             self._full_read_due = clock() + max(_FULL_READ_SECONDS, (clock() - began) / _FULL_READ_SHARE)
             found = {change.key for change in changes}
             gone = [_Change(key, None, self._newest) for key in self._entries if key not in found]
