@@ -14,7 +14,7 @@ from typing import Final
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import ConsumerConfig, ConsumerInfo, DeliverPolicy
+from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy
 from nats.js.errors import NotFoundError
 
 from gradbus.errors import GradbusError
@@ -44,6 +44,7 @@ _CATCH_UP_SECONDS: Final = 5.0
 _INACTIVE_SECONDS: Final = 4.0
 _BATCH: Final = 256
 """Changes that are applied before other tasks have their turn."""
+_WILDCARDS: Final = frozenset("*>")
 _OPERATION: Final = "KV-Operation"
 _MARKER: Final = "Nats-Marker-Reason"
 
@@ -273,16 +274,19 @@ class _Watch:
 @asynccontextmanager
 async def _watching(jetstream: JetStreamContext, bucket: str, pattern: str, after: int) -> AsyncIterator[_Watch]:
     prefix = f"$KV.{bucket}."
+    config = ConsumerConfig(ack_policy=AckPolicy.NONE, mem_storage=True, num_replicas=1)
     if after:
-        config = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=after + 1)
+        config.deliver_policy, config.opt_start_seq = DeliverPolicy.BY_START_SEQUENCE, after + 1
     else:
-        config = ConsumerConfig(deliver_policy=DeliverPolicy.LAST_PER_SUBJECT)
+        config.deliver_policy = DeliverPolicy.LAST_PER_SUBJECT
     watch = _Watch(prefix)
     watch.subscription = subscription = await jetstream.subscribe(
         prefix + pattern,
         stream=f"KV_{bucket}",
         cb=watch.take,
-        ordered_consumer=True,
+        # With flow control, for which the client looks four times a second. A single key needs none: workers follow three of them.
+        ordered_consumer=not _WILDCARDS.isdisjoint(pattern),
+        manual_ack=True,
         config=config,
         inactive_threshold=_INACTIVE_SECONDS,
     )
