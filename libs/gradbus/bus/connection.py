@@ -38,6 +38,8 @@ _MARKED = {subjects.Buckets.WORKERS}
 _DUPLICATE_SECONDS = 120.0
 _TASK_AGE_SECONDS = 600.0
 _EVENT_BYTES = 1 << 30
+_MOST_CONSUMERS = 1_000_000
+"""Of a stream. NATS has 1,000 if it is not told, and each worker follows a key in three buckets."""
 _NATS_GIB = 3
 """Free disk space that NATS needs: it counts a stream twice while one is asked for again."""
 _NO_ROOM = {10023, 10047}
@@ -178,6 +180,7 @@ class Bus:
             storage=StorageType.FILE,
             discard=DiscardPolicy.NEW,
             max_msgs_per_subject=100_000,
+            max_consumers=_MOST_CONSUMERS,
             max_age=_TASK_AGE_SECONDS,
             # The conductor dispatches lost tasks again, so the queue need not be synced.
             persist_mode=PersistMode.ASYNC if self._settings.replicas == 1 else None,
@@ -189,6 +192,7 @@ class Bus:
             retention=RetentionPolicy.LIMITS,
             storage=StorageType.FILE,
             max_bytes=_EVENT_BYTES,
+            max_consumers=_MOST_CONSUMERS,
             duplicate_window=3600.0,
             allow_atomic=True,
             num_replicas=self._settings.replicas,
@@ -220,6 +224,7 @@ def _bucket_config(name: str, replicas: int) -> StreamConfig:
         name=f"KV_{name}",
         subjects=[f"$KV.{name}.>"],
         max_msgs_per_subject=1,
+        max_consumers=_MOST_CONSUMERS,
         max_age=ttl,
         storage=StorageType.FILE,
         discard=DiscardPolicy.NEW,
