@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gradbus_load.outcome import Outcome
 
-SCENARIOS = ("throughput", "rest", "overlap", "memory", "queue")
+SCENARIOS = ("throughput", "rest", "overlap", "memory", "queue", "workers")
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 
@@ -23,6 +23,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="gradbus_load", description=__doc__.partition("\n")[0].partition(": ")[2])
     parser.add_argument("--only", choices=SCENARIOS, action="append", help="one scenario; may be given again")
     parser.add_argument("--minutes", type=float, help="how long memory is watched; an hour is what is promised")
+    parser.add_argument("--points", help="of `workers`: numbers of workers and runs, e.g. 10x1,100x1,1000x64")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where files are written")
     options = parser.parse_args()
     from gradbus_load import probes, report
@@ -53,6 +54,8 @@ async def _measured(name: str, given: dict[str, Any], folder: Path) -> Outcome:
 
 
 def _given(name: str, options: argparse.Namespace) -> dict[str, Any]:
+    if name == "workers" and options.points:
+        return {"points": tuple(tuple(map(int, point.split("x"))) for point in options.points.split(","))}
     return {"minutes": options.minutes} if name == "memory" and options.minutes else {}
 
 

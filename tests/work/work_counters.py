@@ -43,7 +43,9 @@ class PythonWork:
 class PythonCounter:
     """Traces this thread, and the threads that start while it traces."""
 
-    def __init__(self) -> None:
+    def __init__(self, shipped: Sequence[str] = SHIPPED) -> None:
+        """`shipped`: the folders whose files count."""
+        self._shipped = tuple(shipped)
         self._work: PythonWork | None = None
         self._places: dict[CodeType, str] = {}
 
@@ -72,7 +74,7 @@ class PythonCounter:
         code = frame.f_code
         if (place := self._places.get(code)) is None:
             name = code.co_filename
-            place = self._places[code] = name.removeprefix(f"{ROOT}{os.sep}") if name.startswith(SHIPPED) else ""
+            place = self._places[code] = name.removeprefix(f"{ROOT}{os.sep}") if name.startswith(self._shipped) else ""
         if not place:
             return None
         if self._work is not None and not code.co_flags & _WAITS:

@@ -85,7 +85,7 @@ KEYS: Final = (
     Keys(Buckets.HEADS, "*.version", "the newest version", ("weight_store",)),
     Keys(Buckets.HEADS, "*.checkpoint", "the newest durable checkpoint", ("weight_store",)),
     Keys(Buckets.HEADS, "*.term", "the newest trainer's term", ("weight_store",)),
-    Keys(Buckets.HEADS, "*.attested", "the workers that attested each version", ("weight_store",)),
+    Keys(Buckets.HEADS, "attested.*", "the workers that attested each version", ("weight_store",)),
     Keys(Buckets.PROBES, "*", "digest of the fixed probe", ("rollout",), ("conductor",)),
     Keys(Buckets.CONDEMNED, "*", "a blob that no run names", ("weight_store",), ("gateway", "conductor")),
     Keys(Buckets.SESSIONS, "code.*", "a sign-in link, valid once", ("gateway",)),

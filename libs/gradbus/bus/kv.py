@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -14,7 +14,7 @@ from nats.js.kv import KeyValue
 from gradbus.aio.tasks import background
 from gradbus.bus.batch import Message
 from gradbus.bus.subjects import MARKER_TTL_SECONDS
-from gradbus.bus.view import View
+from gradbus.bus.view import BucketTraits, View
 from gradbus.errors import GradbusError
 from gradbus.telemetry import WireOperation
 
@@ -38,12 +38,15 @@ class Entry:
 class Bucket:
     """One key-value bucket."""
 
-    def __init__(self, store: KeyValue, jetstream: JetStreamContext, name: str, *, expires: bool = False) -> None:
-        """`expires`: keys of the bucket have a time to live."""
+    def __init__(
+        self, store: KeyValue, jetstream: JetStreamContext, name: str, traits: BucketTraits, reconnects: Callable[[], int]
+    ) -> None:
+        """`reconnects`: how often the connection was lost."""
         self._store = store
         self._jetstream = jetstream
         self._name = name
-        self._expires = expires
+        self._traits = traits
+        self._reconnects = reconnects
 
     async def get(self, key: str) -> Entry | None:
         """The key's entry, or None."""
@@ -120,7 +123,7 @@ class Bucket:
 
     def snapshot(self, pattern: str = ">") -> View:
         """A copy of the keys that match `pattern`, as of its last `read`."""
-        return View(self._jetstream, self._name, pattern, expires=self._expires)
+        return View(self._jetstream, self._name, pattern, self._traits, self._reconnects)
 
     @asynccontextmanager
     async def view(self, pattern: str = ">") -> AsyncIterator[View]:

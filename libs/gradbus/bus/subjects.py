@@ -33,7 +33,7 @@ WORKER_TTL_SECONDS: Final = 6.0
 LEASE_TTL_SECONDS: Final = 10.0
 SESSION_TTL_SECONDS: Final = 12 * 3600.0
 MARKER_TTL_SECONDS: Final = 3600.0
-"""How long a purged key leaves a marker: longer than any view goes without reading the whole bucket."""
+"""How long a purged or expired key leaves a marker: longer than any view goes without reading the whole bucket."""
 
 
 def template(subject: str) -> str:

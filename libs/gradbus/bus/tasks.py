@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nats.errors import Error as NatsError
-from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import APIError
@@ -20,6 +21,10 @@ from gradbus.v1.task_pb2 import Task
 _log = get_logger(__name__)
 _INACTIVE_SECONDS = 600.0
 _FETCH_SECONDS = 2.0  # a fetch in flight while the server restarts is lost and waits for the whole time
+_LEAST_SECONDS = 0.5
+"""Of a fetch that brings nothing: a server that refuses it at once is asked again, but not all the time."""
+_MOST_FETCHES = 100_000
+"""That wait at a time. NATS has 512 if it is not told: a run may have more workers."""
 _RECEIVE = WireOperation(
     "nats", {"messaging.system": "nats", "messaging.operation.type": "receive", "messaging.destination.template": "prompts.*"}
 )
@@ -50,17 +55,20 @@ class TaskQueue:
 
     async def fetch(self, limit: int) -> list[Delivery]:
         """Up to `limit` tasks, acknowledged at receipt; an empty list after two seconds without a task."""
+        began = time.monotonic()
         try:
             if self._subscription is None:
                 self._subscription = await self._subscribe()
             with _RECEIVE.measured() as received:
                 messages = await self._subscription.fetch(limit, timeout=_FETCH_SECONDS)
                 received.items, received.payload_bytes = len(messages), sum(len(message.data) for message in messages)
-        except NatsTimeoutError:
+        except TimeoutError:  # the server's answer, or the client's own clock, if a busy machine looks at that first
+            await asyncio.sleep(began + _LEAST_SECONDS - time.monotonic())
             return []
-        except (NatsError, APIError, TimeoutError) as error:
+        except (NatsError, APIError) as error:
             _log.info("fetch_interrupted", subject=self._subject, error=f"{type(error).__name__}: {error}")
-            self._subscription = None
+            await self._drop()
+            await asyncio.sleep(began + _LEAST_SECONDS - time.monotonic())
             return []
         now = time.time_ns()
         for message in messages:
@@ -91,10 +99,22 @@ class TaskQueue:
         except APIError as error:
             _log.debug("consumer_not_removed", durable=self._durable, error=str(error))
 
+    async def _drop(self) -> None:
+        """Ends the subscription: the next fetch makes another one, and this one would be kept for ever."""
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            with contextlib.suppress(NatsError):
+                await subscription.unsubscribe()
+
     async def _subscribe(self) -> JetStreamContext.PullSubscription:
         # max_deliver 1: only the conductor dispatches again. A worker that fetches while its run ends makes the consumer again;
         # the server removes it after a while without use.
         config = ConsumerConfig(
-            ack_policy=AckPolicy.EXPLICIT, ack_wait=30.0, max_deliver=1, max_ack_pending=10_000, inactive_threshold=_INACTIVE_SECONDS
+            ack_policy=AckPolicy.EXPLICIT,
+            ack_wait=30.0,
+            max_deliver=1,
+            max_ack_pending=10_000,
+            max_waiting=_MOST_FETCHES,
+            inactive_threshold=_INACTIVE_SECONDS,
         )
         return await self._bus.jetstream.pull_subscribe(self._subject, durable=self._durable, stream=subjects.PROMPTS_STREAM, config=config)

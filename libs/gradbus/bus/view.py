@@ -14,7 +14,7 @@ from typing import Final
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import ConsumerConfig, ConsumerInfo, DeliverPolicy
+from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy
 from nats.js.errors import NotFoundError
 
 from gradbus.errors import GradbusError
@@ -23,10 +23,16 @@ from gradbus.telemetry import get_logger
 _log = get_logger(__name__)
 
 RESYNC_SECONDS = 2.0
-"""A watch may end without an error (a lost connection, a bucket that was made again): every view asks this often whether its own still
-delivers, and reads again if it does not, or if keys expire, which no watch reports."""
+"""A view reads again so soon after a lost connection; and so often, if keys expire of which the server tells nobody."""
+CHECK_SECONDS = 10.0
+"""A watch may end without an error (a bucket that was made again, a server of several that is gone): every view asks this often.
+
+It asks whether the server still sends, and what: to read again each time would make a consumer on the server, and a thousand workers
+have three views each.
+"""
+_SMALL_KEYS: Final = 64
+"""A view of fewer keys is read as a whole each time; of a larger view only changes are read. Everything is read this often:"""
 _FULL_READ_SECONDS: Final = 600.0
-"""Every view reads everything this often, in case that it missed a change in a way nobody thought of."""
 _FULL_READ_SHARE: Final = 0.01
 """Share of a view's time that may be spent on reading everything: a bucket that takes longer is read as a whole less often."""
 _RESYNC_SHARE: Final = 0.05
@@ -38,12 +44,23 @@ _CATCH_UP_SECONDS: Final = 5.0
 _INACTIVE_SECONDS: Final = 4.0
 _BATCH: Final = 256
 """Changes that are applied before other tasks have their turn."""
+_WILDCARDS: Final = frozenset("*>")
 _OPERATION: Final = "KV-Operation"
 _MARKER: Final = "Nats-Marker-Reason"
 
 
 class _WatchInterrupted(GradbusError):  # noqa: N818 - control flow, not a fault
     """The watch missed a change; read everything again."""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketTraits:
+    """What a view has to know of its bucket."""
+
+    expires_silently: bool = False
+    """Keys expire without a marker, so a watch does not report it."""
+    is_synced: bool = True
+    """What the server has acknowledged outlives its kill; else it may give the same sequences to other writes afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +78,26 @@ class View:
     An index of many keys listens instead: its work then follows the number of changes, not the number of keys.
     """
 
-    def __init__(self, jetstream: JetStreamContext, bucket: str, pattern: str, *, expires: bool = False) -> None:
-        """`expires`: keys of the bucket have a time to live; a watch does not report that they expire."""
+    def __init__(
+        self,
+        jetstream: JetStreamContext,
+        bucket: str,
+        pattern: str,
+        traits: BucketTraits = BucketTraits(),
+        reconnects: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`reconnects`: how often the connection was lost."""
+        self._traits = traits
+        self._reconnects = reconnects
         self._jetstream = jetstream
         self._bucket = bucket
         self._pattern = pattern
-        self._expires = expires
         self._entries: dict[str, bytes] = {}
         self._newest = 0
         self._created: datetime | None = None
         self._full_read_due = 0.0
+        self._read_after = -1
+        """Lost connections before everything was read."""
         self._advanced = asyncio.Event()
         self._listeners: list[Callable[[str], None]] = []
         self.changed = asyncio.Event()
@@ -104,7 +131,7 @@ class View:
     async def read(self) -> None:
         """Reads the bucket once, for a view without `follow`. Raises GradbusError when the server stops answering."""
         after = await self._unchanged_up_to()
-        async with _watching(self._jetstream, self._bucket, self._pattern, after) as (watch, _):
+        async with _watching(self._jetstream, self._bucket, self._pattern, after) as watch:
             await self._fill(watch, after)
 
     async def follow(self) -> None:
@@ -118,21 +145,31 @@ class View:
 
     async def _follow_once(self) -> None:
         clock = asyncio.get_running_loop().time
-        began = clock()
+        began, reconnects = clock(), self._reconnects()
         after = await self._unchanged_up_to()
-        async with _watching(self._jetstream, self._bucket, self._pattern, after) as (watch, subscription):
+        async with _watching(self._jetstream, self._bucket, self._pattern, after) as watch:
             await self._fill(watch, after)
-            pause = max(RESYNC_SECONDS, min((clock() - began) / _RESYNC_SHARE, _MAX_RESYNC_SECONDS))
-            while True:
-                deadline = clock() + pause
-                while (left := deadline - clock()) > 0 and (changes := await watch.next(left)):
-                    self._apply(changes)
-                if self._expires or clock() > self._full_read_due or not watch.is_whole(await subscription.consumer_info()):
-                    return
+            if self._traits.expires_silently:
+                pause = min((clock() - began) / _RESYNC_SHARE, _MAX_RESYNC_SECONDS)
+                await self._apply_until(watch, clock() + max(RESYNC_SECONDS, pause))
+                return
+            checked = clock()
+            while reconnects == self._reconnects() and clock() < self._full_read_due:
+                await self._apply_until(watch, clock() + RESYNC_SECONDS)
+                if clock() - checked >= CHECK_SECONDS:
+                    await watch.check()
+                    checked = clock()
+
+    async def _apply_until(self, watch: _Watch, deadline: float) -> None:
+        clock = asyncio.get_running_loop().time
+        while (left := deadline - clock()) > 0 and (changes := await watch.next(left)):
+            self._apply(changes)
 
     async def _unchanged_up_to(self) -> int:
         """Sequence after which to read changes; 0 to read everything."""
-        if self._expires or not self._newest:
+        if self._traits.expires_silently or len(self._entries) < _SMALL_KEYS:
+            return 0
+        if not self._traits.is_synced and self._reconnects() != self._read_after:
             return 0
         info = await self._jetstream.stream_info(f"KV_{self._bucket}")
         is_known = info.created == self._created and info.state.last_seq >= self._newest
@@ -143,8 +180,10 @@ class View:
     async def _fill(self, watch: _Watch, after: int) -> None:
         clock = asyncio.get_running_loop().time
         began = clock()
+        reconnects = self._reconnects()
         changes = await watch.backlog()
         if not after:
+            self._read_after = reconnects
             self._full_read_due = clock() + max(_FULL_READ_SECONDS, (clock() - began) / _FULL_READ_SHARE)
             found = {change.key for change in changes}
             gone = [_Change(key, None, self._newest) for key in self._entries if key not in found]
@@ -174,6 +213,7 @@ class _Watch:
     """The messages of an ordered consumer, checked for gaps."""
 
     def __init__(self, prefix: str) -> None:
+        self.subscription: JetStreamContext.PushSubscription  # once the server knows it
         self._prefix = prefix
         self._messages: deque[Msg] = deque()
         self._arrived = asyncio.Event()
@@ -181,10 +221,18 @@ class _Watch:
         self._pending = 0
         self.expected = 0
         """Messages that the server had for the consumer when it was asked."""
+        self._sent = 0
+        """Messages that the server had sent at the last check."""
 
-    def is_whole(self, consumer: ConsumerInfo) -> bool:
-        """Whether the server has nothing more for the consumer, and all that it sent has arrived."""
-        return not consumer.num_pending and _delivered(consumer) == self._received + len(self._messages)
+    async def check(self) -> None:
+        """Asks what the server has sent. Raises _WatchInterrupted when that did not arrive, and an error of NATS when it sends no more."""
+        info: ConsumerInfo = await self.subscription.consumer_info()
+        sent = info.delivered.consumer_seq if info.delivered else 0
+        is_lost = self._received + len(self._messages) < self._sent
+        is_stalled = bool(info.num_pending) and sent == self._sent
+        if is_lost or is_stalled or sent < self._received:  # the client made another consumer, which counts anew
+            raise _WatchInterrupted(f"the server sent {sent} changes, {self._received} arrived")
+        self._sent = sent
 
     async def take(self, message: Msg) -> None:
         """Takes a message from the connection; waiting for each of many messages would be most of the work."""
@@ -224,36 +272,32 @@ class _Watch:
 
 
 @asynccontextmanager
-async def _watching(
-    jetstream: JetStreamContext, bucket: str, pattern: str, after: int
-) -> AsyncIterator[tuple[_Watch, JetStreamContext.PushSubscription]]:
+async def _watching(jetstream: JetStreamContext, bucket: str, pattern: str, after: int) -> AsyncIterator[_Watch]:
     prefix = f"$KV.{bucket}."
+    config = ConsumerConfig(ack_policy=AckPolicy.NONE, mem_storage=True, num_replicas=1)
     if after:
-        config = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=after + 1)
+        config.deliver_policy, config.opt_start_seq = DeliverPolicy.BY_START_SEQUENCE, after + 1
     else:
-        config = ConsumerConfig(deliver_policy=DeliverPolicy.LAST_PER_SUBJECT)
+        config.deliver_policy = DeliverPolicy.LAST_PER_SUBJECT
     watch = _Watch(prefix)
-    subscription = await jetstream.subscribe(
+    watch.subscription = subscription = await jetstream.subscribe(
         prefix + pattern,
         stream=f"KV_{bucket}",
         cb=watch.take,
-        ordered_consumer=True,
+        # With flow control, for which the client looks four times a second. A single key needs none: workers follow three of them.
+        ordered_consumer=not _WILDCARDS.isdisjoint(pattern),
+        manual_ack=True,
         config=config,
         inactive_threshold=_INACTIVE_SECONDS,
     )
     try:
         # The answer may overtake messages: count delivered ones too, not only pending ones.
-        consumer = await subscription.consumer_info()
-        watch.expected = (consumer.num_pending or 0) + _delivered(consumer)
-        yield watch, subscription
+        info: ConsumerInfo = await subscription.consumer_info()
+        watch.expected = (info.num_pending or 0) + (info.delivered.consumer_seq if info.delivered else 0)
+        yield watch
     finally:
         with contextlib.suppress(NatsError):  # on a lost connection; raised, it would take the place of a cancellation
             await subscription.unsubscribe()
-
-
-def _delivered(consumer: ConsumerInfo) -> int:
-    """Messages that the server sent to the consumer, arrived or not."""
-    return consumer.delivered.consumer_seq or 0 if consumer.delivered else 0
 
 
 def _is_removal(message: Msg) -> bool:

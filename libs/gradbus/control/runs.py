@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -187,14 +186,3 @@ class WorkerPresence(StoredModel):
     """Attempts at the run that failed here in the same way since it last progressed. Infrastructure that is away is not counted."""
     failure: str = ""
     """The newest of these failures."""
-
-
-def live_workers(entries: Mapping[str, bytes]) -> list[WorkerPresence]:
-    """The workers in the bucket `workers`, all of whose heartbeats are recent. Entries of another release are left out."""
-    found = []
-    for value in entries.values():
-        try:
-            found.append(WorkerPresence.model_validate_json(value))
-        except ValidationError:
-            continue
-    return found

@@ -3,7 +3,7 @@
 from gradbus.process.heartbeat import WorkerHeartbeat
 from gradbus.process.runner import Process, read_settings, run_process
 from gradbus.process.settings import ProcessSettings, named_variables
-from gradbus.process.worker import RunServer, WorkerClients, run_worker
+from gradbus.process.worker import RunServer, WorkerClients, run_worker, serve_worker
 
 __all__ = [
     "Process",
@@ -15,4 +15,5 @@ __all__ = [
     "read_settings",
     "run_process",
     "run_worker",
+    "serve_worker",
 ]

@@ -49,40 +49,62 @@ class RunServer(Protocol):
         ...
 
 
+async def serve_worker(
+    process: Process,
+    role: Literal["rollout", "trainer"],
+    settings: ProcessSettings,
+    weight_store: str,
+    build: Callable[[WorkerClients], Awaitable[RunServer]],
+) -> None:
+    """One worker with connections of its own, until the process stops. `build` may import heavy modules: it is ready only after it."""
+    bus = await Bus.connect(settings.bus, f"{role} {settings.worker_id}")
+    channel = open_channel(weight_store, settings.rpc_token.get_secret_value(), settings.identity)
+    buffer = open_buffer(settings.buffer)
+    try:
+        presence = WorkerPresence(worker=settings.worker_id, role=role, incarnation=secrets.token_hex(8))
+        heartbeat = WorkerHeartbeat(bus, presence)
+        clients = WorkerClients(bus, buffer, settings.open_objects(), WeightStoreServiceStub(channel), heartbeat)
+        server = await build(clients)
+
+        async def serve_run(record: RunRecord) -> None:
+            try:
+                await server.serve_run(record)
+            except AioRpcError as error:
+                raise StorageError(describe_rpc_error("the weight store", weight_store, error)) from error
+
+        await heartbeat.serve(process, serve_run, server.release)
+    finally:
+        await channel.close()
+        await buffer.aclose()
+        await bus.close()
+
+
 def run_worker(
     role: Literal["rollout", "trainer"],
     settings: ProcessSettings,
     weight_store: str,
     build: Callable[[WorkerClients], Awaitable[RunServer]],
 ) -> int:
-    """Runs a worker process; returns the exit status. `build` may import heavy modules: the worker is ready only after it."""
+    """Runs a process with one worker, which ends if a run that is over left too much memory; returns the exit status."""
 
-    async def serve(process: Process) -> None:
-        bus = await Bus.connect(settings.bus, f"{role} {settings.worker_id}")
-        channel = open_channel(weight_store, settings.rpc_token.get_secret_value(), settings.identity)
-        buffer = open_buffer(settings.buffer)
-        try:
-            presence = WorkerPresence(worker=settings.worker_id, role=role, incarnation=secrets.token_hex(8))
-            heartbeat = WorkerHeartbeat(bus, presence)
-            clients = WorkerClients(bus, buffer, settings.open_objects(), WeightStoreServiceStub(channel), heartbeat)
-            server = await build(clients)
+    async def build_alone(clients: WorkerClients) -> RunServer:
+        return _Alone(await build(clients), IdleMemory(settings.leftover_memory))
 
-            async def serve_run(record: RunRecord) -> None:
-                try:
-                    await server.serve_run(record)
-                except AioRpcError as error:
-                    raise StorageError(describe_rpc_error("the weight store", weight_store, error)) from error
+    return run_process(role, settings, lambda process: serve_worker(process, role, settings, weight_store, build_alone))
 
-            idle = IdleMemory(settings.leftover_memory)
 
-            def run_over() -> None:
-                server.release()
-                idle.check()
+class _Alone:
+    """`RunServer` of a process without another worker: what is left of a run is its own."""
 
-            await heartbeat.serve(process, serve_run, run_over)
-        finally:
-            await channel.close()
-            await buffer.aclose()
-            await bus.close()
+    def __init__(self, server: RunServer, idle: IdleMemory) -> None:
+        self._server = server
+        self._idle = idle
 
-    return run_process(role, settings, serve)
+    async def serve_run(self, record: RunRecord) -> None:
+        """See `RunServer`."""
+        await self._server.serve_run(record)
+
+    def release(self) -> None:
+        """See `RunServer`. Raises RestartNeededError."""
+        self._server.release()
+        self._idle.check()

@@ -4,38 +4,74 @@ from __future__ import annotations
 
 import contextlib
 import json
+from bisect import bisect_left, insort
 from collections import Counter
-from functools import lru_cache
-from typing import Final
+from collections.abc import Sequence
+from itertools import chain, compress, islice
+from typing import Final, NamedTuple
 
-from pydantic import ValidationError
-
+from gradbus.aio.tasks import map_bounded
 from gradbus.bus import Bucket, Conflict, View
 from gradbus.control.failures import MOST_FAILURES
+from gradbus.control.live_workers import LiveWorkers, NameGroups
 from gradbus.control.runs import Role, WorkerPresence
-from gradbus.telemetry import get_logger
 
-_log = get_logger(__name__)
 RUN_ROLES: Final[tuple[Role, ...]] = ("trainer", "rollout")
 """Roles whose workers serve one run at a time."""
+_PARALLEL: Final = 32
+"""Assignments that are written at a time: each waits for NATS's disk."""
+
+
+class _Place(NamedTuple):
+    """Where a live worker stands."""
+
+    role: Role
+    run_id: str
+    """To which it is assigned; empty: it is free."""
+    serves: bool
+    """Whether it has taken that run up."""
 
 
 class WorkerPool:
-    """Heartbeats and assignments of all workers, as last seen."""
+    """Heartbeats and assignments of all workers, as last seen, each worker in one place.
+
+    A question about a run costs what the run's own workers cost, and a heartbeat the same however many workers and runs there are.
+    """
 
     def __init__(self, assignments: Bucket, workers: View, assigned: View) -> None:
         self._assignments = assignments
         self._workers = workers
         self._assigned = assigned
-
-    def present(self, role: Role) -> list[WorkerPresence]:
-        """Live workers of a role, in order of name."""
-        workers = [_presence(key, value) for key, value in sorted(self._workers.entries.items())]
-        return [presence for presence in workers if presence is not None and presence.role == role]
+        self._of_run = NameGroups[str]()
+        """Workers by the run to which they are assigned, present or not."""
+        self._live = NameGroups[_Place]()
+        self._trainers = Counter[str]()
+        """Live trainers by run, only of runs that have one."""
+        self._trained: list[str] = []
+        """Those runs, oldest first."""
+        self.live = LiveWorkers(workers)
+        assigned.listen(self._on_assignment)
+        self.live.listen(self._move)
 
     def serving(self, run_id: str, role: Role) -> list[WorkerPresence]:
         """Live workers of a role that are assigned to the run and have taken it up."""
-        return [worker for worker in self.present(role) if worker.run_id == run_id and self.run_of(worker.worker) == run_id]
+        return self._presences(self._live.of(_Place(role, run_id, True)))
+
+    def count_serving(self, run_id: str, role: Role) -> int:
+        """Number of the workers that `serving` returns."""
+        return len(self._live.of(_Place(role, run_id, True)))
+
+    def has_free(self, role: Role) -> bool:
+        """Whether a live worker of the role is assigned to no run."""
+        return bool(self._live.of(_Place(role, "", False)))
+
+    def assigned(self, role: Role, most: int) -> list[tuple[str, str]]:
+        """The first live workers of a role that are assigned to a run, each with its run, in order of name."""
+        return list(islice(((name, run_id) for name in self.live.names(role) if (run_id := self.run_of(name))), most))
+
+    def count_assigned(self, role: Role) -> int:
+        """Number of the live workers of a role that are assigned to a run."""
+        return len(self.live.names(role)) - len(self._live.of(_Place(role, "", False)))
 
     def run_fault(self, run_id: str) -> str:
         """Why no worker can serve the run, else empty.
@@ -44,7 +80,7 @@ class WorkerPool:
         machine ends no run that another one serves.
         """
         for role in RUN_ROLES:
-            workers = [worker for worker in self.present(role) if self.run_of(worker.worker) == run_id]
+            workers = self._presences(self._held(run_id, role))
             if worker := next((worker for worker in workers if worker.run_id == run_id and worker.fatal), None):
                 return worker.trouble
             if workers and all(worker.run_id == run_id and worker.failures >= MOST_FAILURES for worker in workers):
@@ -55,16 +91,15 @@ class WorkerPool:
 
     def run_of(self, worker: str) -> str:
         """The run a worker is assigned to, or empty."""
-        value = self._assigned.get(worker)
-        return str(json.loads(value)) if value else ""
+        return self._of_run.group(worker) or ""
 
     def assigned_runs(self) -> set[str]:
         """Runs that have a worker, present or not."""
-        return {self.run_of(worker) for worker in self._assigned.entries}
+        return set(self._of_run)
 
-    def runs_with_trainers(self) -> list[str]:
-        """Runs that have a live trainer."""
-        return [run_id for worker in self.present("trainer") if (run_id := self.run_of(worker.worker))]
+    def runs_with_trainers(self) -> Sequence[str]:
+        """Runs that have a live trainer, oldest first."""
+        return tuple(self._trained)
 
     async def catch_up(self) -> None:
         """Returns once the assignments show every write that NATS stored before the call. Raises an error of NATS, or TimeoutError."""
@@ -72,49 +107,87 @@ class WorkerPool:
 
     def assigned_to(self, run_id: str) -> list[str]:
         """Names of all workers assigned to the run, present or not."""
-        return [worker for worker in self._assigned.entries if self.run_of(worker) == run_id]
+        return list(self._of_run.of(run_id))
 
     async def claim(self, run_id: str, role: Role, most: int | None = None) -> list[str]:
         """Assigns up to `most` free workers of a role to the run; returns their names."""
         taken: list[str] = []
-        for worker in self.present(role):
-            if most is not None and len(taken) >= most:
-                break
-            if not self.run_of(worker.worker) and await self._assign(worker.worker, run_id):
-                taken.append(worker.worker)
+        free = iter(tuple(self._live.of(_Place(role, "", False))))
+        while batch := list(islice(free, None if most is None else most - len(taken))):
+            is_taken = await map_bounded(lambda worker: self._assign(worker, run_id), batch, _PARALLEL)
+            taken += compress(batch, is_taken)
         return taken
 
     async def share_rollouts(self, run_id: str) -> None:
-        """Takes free rollouts up to the run's share; a run above its share gives one back while another run is short and none is free.
+        """Takes free rollouts up to the run's share; a run above its share gives some back while others are short and none is free.
 
         The share is an equal part among the runs with a trainer; the oldest runs get the remainder.
         """
-        live = [worker.worker for worker in self.present("rollout")]
-        runs = sorted({run_id} | {self.run_of(trainer.worker) for trainer in self.present("trainer")} - {""})
-        shares = {run: len(live) // len(runs) + (rank < len(live) % len(runs)) for rank, run in enumerate(runs)}
-        own = [worker for worker in live if self.run_of(worker) == run_id]
-        held = Counter(self.run_of(worker) for worker in live)
-        if len(own) < shares[run_id]:
-            await self.claim(run_id, "rollout", most=shares[run_id] - len(own))
-        elif len(own) > shares[run_id] and not held[""] and any(held[run] < share for run, share in shares.items()):
-            await self._free(own[-1], run_id)
+        held, share = self._held(run_id, "rollout"), self._share(run_id)
+        if len(held) < share:
+            await self.claim(run_id, "rollout", most=share - len(held))
+        elif len(held) > share and not self.has_free("rollout"):
+            short = sum(max(0, self._share(run) - self._count_held(run, "rollout")) for run in self._trained)
+            returned = held[len(held) - min(short, len(held) - share) :]
+            await map_bounded(lambda worker: self._free(worker, run_id), returned, _PARALLEL)
 
     async def keep_trainer(self, run_id: str) -> bool:
         """Whether a live trainer is assigned to the run; replaces a trainer that is gone if another is free."""
-        assigned = self.assigned_to(run_id)
-        if any(worker.worker in assigned for worker in self.present("trainer")):
+        if self._trainers[run_id]:
             return True
+        before = self.assigned_to(run_id)
         if not await self.claim(run_id, "trainer", most=1):
             return False
-        for worker in assigned:
+        for worker in before:
             if worker not in self._workers.entries:
                 await self._free(worker, run_id)
         return True
 
     async def release(self, run_id: str) -> None:
         """Frees every worker of the run."""
-        for worker in self.assigned_to(run_id):
-            await self._free(worker, run_id)
+        await map_bounded(lambda worker: self._free(worker, run_id), self.assigned_to(run_id), _PARALLEL)
+
+    def _share(self, run_id: str) -> int:
+        """Rollouts of a run: one of the runs with a trainer, or one more beside them."""
+        rank = bisect_left(self._trained, run_id)
+        runs = len(self._trained) + (self._trained[rank : rank + 1] != [run_id])
+        live = len(self.live.names("rollout"))
+        return live // runs + (rank < live % runs)
+
+    def _held(self, run_id: str, role: Role) -> list[str]:
+        """Live workers of a role that are assigned to the run, in order of name."""
+        return sorted(chain(self._live.of(_Place(role, run_id, True)), self._live.of(_Place(role, run_id, False))))
+
+    def _count_held(self, run_id: str, role: Role) -> int:
+        return len(self._live.of(_Place(role, run_id, True))) + len(self._live.of(_Place(role, run_id, False)))
+
+    def _presences(self, names: Sequence[str]) -> list[WorkerPresence]:
+        return [worker for name in names if (worker := self.live.get(name)) is not None]
+
+    def _on_assignment(self, worker: str) -> None:
+        value = self._assigned.get(worker)
+        self._of_run.move(worker, str(json.loads(value)) if value else None)
+        self._move(worker)
+
+    def _move(self, name: str) -> None:
+        """Puts a worker into its place, after a heartbeat or an assignment."""
+        worker, run_id, before = self.live.get(name), self.run_of(name), self._live.group(name)
+        place = None if worker is None else _Place(worker.role, run_id, bool(run_id) and worker.run_id == run_id)
+        if place == before:
+            return
+        self._live.move(name, place)
+        self._count_trainer(before, -1)
+        self._count_trainer(place, 1)
+
+    def _count_trainer(self, place: _Place | None, change: int) -> None:
+        if place is None or place.role != "trainer" or not place.run_id:
+            return
+        before, now = self._trainers[place.run_id], self._trainers[place.run_id] + change
+        self._trainers[place.run_id] = now
+        if not now:
+            del self._trainers[place.run_id], self._trained[bisect_left(self._trained, place.run_id)]
+        elif not before:
+            insort(self._trained, place.run_id)
 
     async def _free(self, worker: str, run_id: str) -> None:
         """Frees a worker of this run alone: the view may be behind, and the worker assigned to another run since."""
@@ -129,12 +202,3 @@ class WorkerPool:
         except Conflict:
             return False
         return True
-
-
-@lru_cache(maxsize=1024)  # read on every wake-up, written once a second
-def _presence(key: str, value: bytes) -> WorkerPresence | None:
-    try:
-        return WorkerPresence.model_validate_json(value)
-    except ValidationError as error:
-        _log.warning("presence_unreadable", worker=key, error=str(error))
-        return None

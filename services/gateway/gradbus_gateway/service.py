@@ -41,6 +41,7 @@ from gradbus_gateway.runs.listing import RunList
 from gradbus_gateway.runs.relations import RunRelations
 from gradbus_gateway.runs.store import RunStore
 from gradbus_gateway.settings import ConnectionLimits, GatewaySettings, Quotas
+from gradbus_gateway.worker_roster import WorkerRoster
 
 _log = get_logger(__name__)
 _DRAIN_SECONDS = 5
@@ -113,7 +114,7 @@ async def open_gateway(settings: GatewaySettings, stopping: asyncio.Event) -> As
                 uploads=UploadQuota(bucket, uploads, objects, quotas),
                 intake=RunIntake(runs, IdempotencyKeys(bucket), RunQuota(view, quotas), specs, condemned),
                 bus=bus,
-                workers=await bus.bucket(Buckets.WORKERS),
+                workers=WorkerRoster(await bus.bucket(Buckets.WORKERS)),
                 buffer=buffer,
                 objects=objects,
                 rows=DatasetRows(objects, settings.cache_dir),

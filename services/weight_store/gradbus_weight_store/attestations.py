@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gradbus.bus import Bus, EventLog, View
-from gradbus.control.runs import WorkerPresence, live_workers
+from gradbus.bus import Bus, EventLog
+from gradbus.control.live_workers import LiveWorkers
+from gradbus.control.runs import WorkerPresence
 from gradbus.telemetry import weights_trouble
 from gradbus.v1.weights_pb2 import Attestation
 
@@ -37,15 +38,16 @@ class Attestations:
     """The newest attestation of each worker, from its calls and from its heartbeats, which outlive a restart of this process."""
 
     bus: Bus
-    workers: View
+    workers: LiveWorkers
     limit: LagLimit
-    _newest: dict[tuple[str, str], Attestation] = field(default_factory=dict)
+    _newest: dict[str, dict[str, Attestation]] = field(default_factory=dict)
+    """By run and worker."""
     _progress: dict[str, _Progress] = field(default_factory=dict)
     _events: dict[str, EventLog] = field(default_factory=dict)
 
     def record(self, attestation: Attestation, expected: str) -> bool:
         """Remembers the attestation; False, and an alarm, if its digest is not the `expected` one."""
-        self._newest[attestation.run_id, attestation.worker] = attestation
+        self._newest.setdefault(attestation.run_id, {})[attestation.worker] = attestation
         if attestation.digest == expected:
             return True
         weights_trouble("digest_differs")
@@ -58,9 +60,11 @@ class Attestations:
 
     def of(self, run_id: str) -> list[Attestation]:
         """The newest attestation of each live worker that serves the run, in order of worker names."""
-        live = {worker.worker: worker for worker in self._rollouts() if worker.run_id == run_id}
-        self._newest = {key: one for key, one in self._newest.items() if key[0] != run_id or key[1] in live}
-        return [self._of(live[name]) for name in sorted(live) if live[name].version >= 0 or (run_id, name) in self._newest]
+        live = {worker.worker: worker for worker in self.workers.of_run(run_id, "rollout")}
+        newest = {name: one for name, one in self._newest.pop(run_id, {}).items() if name in live}
+        if newest:
+            self._newest[run_id] = newest
+        return [self._of(live[name]) for name in sorted(live) if live[name].version >= 0 or name in newest]
 
     async def watch(self, head_step: Callable[[str], int]) -> None:
         """Runs until cancelled; raises one alarm for each worker that stays behind the head of its run."""
@@ -70,7 +74,7 @@ class Attestations:
 
     def check(self, head_step: Callable[[str], int], now: float) -> None:
         """Checks every worker once; `now` is in seconds of a monotonic clock."""
-        live = {worker.worker: worker for worker in self._rollouts() if worker.run_id and worker.version >= 0}
+        live = {worker.worker: worker for worker in self.workers.of_role("rollout") if worker.run_id and worker.version >= 0}
         self._progress = {name: progress for name, progress in self._progress.items() if name in live}
         for name, worker in live.items():
             progress = self._progress.get(name)
@@ -85,11 +89,8 @@ class Attestations:
                 message = f"{name} stays at version {worker.version}, {behind} behind; see its log, or stop it to free its work"
                 self._alarm(worker.run_id, message, {"worker": name, "version": worker.version, "behind": behind})
 
-    def _rollouts(self) -> list[WorkerPresence]:
-        return [worker for worker in live_workers(self.workers.entries) if worker.role == "rollout"]
-
     def _of(self, worker: WorkerPresence) -> Attestation:
-        attested = self._newest.get((worker.run_id, worker.worker))
+        attested = self._newest.get(worker.run_id, {}).get(worker.worker)
         if attested and attested.step >= worker.version:
             return attested
         return Attestation(run_id=worker.run_id, worker=worker.worker, step=worker.version, digest=worker.digest)

@@ -11,9 +11,9 @@ import contextlib
 import secrets
 from dataclasses import dataclass, field
 
-from gradbus.bus import Bus, View, subjects
+from gradbus.bus import Bus, subjects
 from gradbus.bus.subjects import WORKER_TTL_SECONDS
-from gradbus.control.runs import live_workers
+from gradbus.control.live_workers import LiveWorkers
 from gradbus.telemetry import get_logger
 from gradbus.v1.broadcast_pb2 import Broadcast, BroadcastMembership
 from gradbus.v1.weight_store_service_pb2 import JoinBroadcastRequest, OpenBroadcastRequest
@@ -33,13 +33,23 @@ class _OpenBroadcast:
     address: str
     previous_groups: dict[str, str] = field(default_factory=dict)
     """Each worker that joined, with the process group that it still has from before (empty: none)."""
-    joined: asyncio.Event = field(default_factory=asyncio.Event)
+    missing: set[str] = field(default_factory=set)
+    """Of the workers that were expected at the last look, those that have not joined."""
+    complete: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when nobody is missing any more. To look at all workers whenever one joins would take the square of their number."""
     members: asyncio.Future[BroadcastMembership] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
     def close(self, members: BroadcastMembership) -> None:
         if not self.members.done():
             self.members.set_result(members)
-        self.joined.set()
+        self.complete.set()
+
+    def join(self, worker: str, previous_group: str) -> None:
+        """A worker takes part."""
+        self.previous_groups[worker] = previous_group
+        self.missing.discard(worker)
+        if not self.missing:
+            self.complete.set()
 
 
 @dataclass(slots=True)
@@ -47,7 +57,7 @@ class Broadcasts:
     """The open broadcasts, one a run."""
 
     bus: Bus
-    workers: View
+    workers: LiveWorkers
     _opened: dict[str, _OpenBroadcast] = field(default_factory=dict)
     _groups: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
     """Run to the process group of its newest broadcast, and that group's workers."""
@@ -81,9 +91,8 @@ class Broadcasts:
         opened = self._opened.get(request.run_id)
         if opened is None or opened.broadcast.broadcast_id != request.broadcast_id or opened.members.done():
             return _NO_MEMBERS
-        opened.previous_groups[request.worker] = request.previous_group
+        opened.join(request.worker, request.previous_group)
         self._absent_since.pop(request.worker, None)
-        opened.joined.set()
         try:
             return await asyncio.shield(opened.members)
         except asyncio.CancelledError:
@@ -96,12 +105,13 @@ class Broadcasts:
         clock = asyncio.get_running_loop().time
         deadline = clock() + seconds
         while not opened.members.done() and (left := deadline - clock()) > 0:
-            if not self._expected(opened.broadcast.run_id) - opened.previous_groups.keys():
+            opened.missing = self._expected(opened.broadcast.run_id) - opened.previous_groups.keys()
+            if not opened.missing:
                 return
-            opened.joined.clear()
+            opened.complete.clear()
             with contextlib.suppress(TimeoutError):  # look at the presence of workers again
                 async with asyncio.timeout(min(left, _POLL_SECONDS)):
-                    await opened.joined.wait()
+                    await opened.complete.wait()
 
     def _membership(self, opened: _OpenBroadcast, trainer_group: str) -> BroadcastMembership:
         """Reuses the newest process group if the workers are the same and each member still has it."""
@@ -124,5 +134,5 @@ class Broadcasts:
         """Live workers of the run that receive broadcasts, without those that recently failed to join one."""
         since = asyncio.get_running_loop().time() - _ABSENCE_SECONDS
         self._absent_since = {worker: absent for worker, absent in self._absent_since.items() if absent > since}
-        able = {worker.worker for worker in live_workers(self.workers.entries) if worker.run_id == run_id and worker.receives}
+        able = {worker.worker for worker in self.workers.of_run(run_id, "rollout") if worker.receives}
         return able - self._absent_since.keys()

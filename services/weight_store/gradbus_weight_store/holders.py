@@ -1,4 +1,7 @@
-"""The workers that attested each version of a run, also those that hold a newer one by now: `<run>.attested` in the bucket `heads`."""
+"""The workers that attested each version of a run, also those that hold a newer one by now: `attested.<run>` in the bucket `heads`.
+
+Not `<run>.attested`: a conductor follows `<run>.*` and has no use for a thousand names a second.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ class Holders:
 
     def __init__(self, heads: Bucket, run_id: str) -> None:
         self._heads = heads
-        self._key = OwnedKey(heads, f"{run_id}.attested")
+        self._key = OwnedKey(heads, f"attested.{run_id}")
         self._run_id = run_id
         self._workers: dict[_Version, set[str]] = {}
         self._forgotten: set[_Version] = set()

@@ -14,6 +14,7 @@ from nats.js.errors import APIError
 
 from gradbus.aio.tasks import background
 from gradbus.bus import Bucket, Buckets, Bus
+from gradbus.control.live_workers import LiveWorkers
 from gradbus.errors import (
     CorruptRecordError,
     FencedError,
@@ -104,9 +105,8 @@ class WeightStoreService(WeightStoreServiceServicer):
     async def GetVersion(self, request: pb.GetVersionRequest, context: Context) -> pb.GetVersionResponse:  # noqa: N802
         """See the proto."""
         async with _errors_answered(context):
-            manifest = await self._ledger(request.run_id).version(request.step)
-            attestations = [one for one in await self._attested(request.run_id) if one.step == request.step]
-            return pb.GetVersionResponse(manifest=manifest, attestations=attestations)
+            # Without the attestations: every worker of a run that is new to it asks, so each answer must not name them all.
+            return pb.GetVersionResponse(manifest=await self._ledger(request.run_id).version(request.step))
 
     async def ListVersions(self, request: pb.ListVersionsRequest, context: Context) -> pb.ListVersionsResponse:  # noqa: N802
         """See the proto."""
@@ -211,8 +211,9 @@ async def serve(settings: WeightStoreSettings, process: Process) -> None:
     retention = Retention(manifests, runs, named, delete_lock)
     unnamed = UnnamedBlobs(manifests.objects, condemned, named, delete_lock, settings.blob_grace_seconds)
     async with workers.view() as presence:
-        attestations = Attestations(bus, presence, LagLimit(settings.lagging_versions, settings.lagging_seconds))
-        service = WeightStoreService(heads, manifests, attestations, Broadcasts(bus, presence), retention)
+        live = LiveWorkers(presence)
+        attestations = Attestations(bus, live, LagLimit(settings.lagging_versions, settings.lagging_seconds))
+        service = WeightStoreService(heads, manifests, attestations, Broadcasts(bus, live), retention)
         server = RpcServer(settings.rpc)
         add_WeightStoreServiceServicer_to_server(service, server.server)
         await server.start()

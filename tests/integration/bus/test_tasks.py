@@ -39,6 +39,51 @@ async def test_each_task_goes_to_one_worker(bus, queue, unique, stored):
     assert sorted(int(delivery.task.task_id) for half in halves for delivery in half) == list(range(40))
 
 
+async def test_more_workers_than_nats_expects_wait_for_tasks_at_a_time(bus, queue, unique, stored):
+    """NATS lets 512 wait if it is not told: it refused the others at once, and they asked again all the time."""
+    workers = [TaskQueue(bus, unique) for _ in range(600)]
+    fetches = [asyncio.create_task(worker.fetch(1)) for worker in workers]
+
+    async def waiting():
+        info = await bus.jetstream.consumer_info(subjects.PROMPTS_STREAM, f"rollout-{unique}")
+        return info.num_waiting
+
+    most = 0
+    while not all(fetch.done() for fetch in fetches):
+        most = max(most, await waiting())
+        await asyncio.sleep(0.05)
+    assert most > 512
+    info = await bus.jetstream.consumer_info(subjects.PROMPTS_STREAM, f"rollout-{unique}")
+    assert info.config.max_waiting >= 100_000
+
+
+async def test_a_fetch_that_is_refused_at_once_takes_a_while_all_the_same(bus, unique, monkeypatch):
+    queue, slept, sleep = TaskQueue(bus, unique), [], asyncio.sleep
+    await queue.open()
+    await queue.remove()
+
+    async def sleeping(seconds, *result):
+        slept.append(seconds)
+        await sleep(0.0, *result)
+
+    monkeypatch.setattr("gradbus.bus.tasks.asyncio.sleep", sleeping)
+    assert await queue.fetch(1) == []
+    assert any(seconds > 0.1 for seconds in slept)
+
+
+async def test_a_fetch_of_nothing_keeps_its_subscription_whoever_says_that_the_time_is_over(bus, queue, monkeypatch):
+    """On a busy machine the client's clock ends a fetch before the server's answer: each made a subscription that was never ended."""
+    subscription = queue._subscription
+
+    async def late(*_, **__):
+        raise TimeoutError
+
+    assert await queue.fetch(4) == []
+    monkeypatch.setattr(type(subscription), "fetch", late)
+    assert await queue.fetch(4) == []
+    assert queue._subscription is subscription
+
+
 async def test_a_task_is_acknowledged_at_receipt(bus, queue, unique, stored, eventually):
     await queue.publish(tasks(3))
     await stored(queue, 3)

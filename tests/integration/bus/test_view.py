@@ -1,6 +1,7 @@
 """Views of buckets on a real NATS: filled before they are used, and up to date again after any fault."""
 
 import asyncio
+import contextlib
 from collections import Counter
 
 import pytest
@@ -8,7 +9,6 @@ from nats.aio.client import Client
 
 from gradbus.bus import Buckets, Bus, BusSettings, connection
 from gradbus.bus import view as view_module
-from gradbus.bus.view import RESYNC_SECONDS
 
 
 @pytest.fixture
@@ -126,22 +126,108 @@ async def test_a_large_bucket_that_was_made_again_is_read_as_a_whole(own_bus, ow
         await other.close()
 
 
-async def test_expired_keys_leave_a_large_view_too(own_bus, monkeypatch):
-    monkeypatch.setitem(connection._TTL_SECONDS, Buckets.WORKERS, 1.0)
+@pytest.mark.parametrize("name", [Buckets.WORKERS, Buckets.LEASES])
+async def test_expired_keys_leave_a_large_view_too(own_bus, monkeypatch, name):
+    monkeypatch.setitem(connection._TTL_SECONDS, name, 1.0)
     monkeypatch.setattr(view_module, "RESYNC_SECONDS", 0.05)
-    bucket = await own_bus.bucket(Buckets.WORKERS)
+    bucket = await own_bus.bucket(name)
     await asyncio.gather(*(bucket.put(f"worker-{n}", b"1") for n in range(100)))
     async with bucket.view() as view:
         await until(view, lambda: not view.entries)
 
 
+@pytest.fixture
+def asked(monkeypatch):
+    """Subjects of what the client publishes."""
+    publish, found = Client.publish, []
+
+    async def published(client, subject, *rest, **named):
+        found.append(subject)
+        await publish(client, subject, *rest, **named)
+
+    monkeypatch.setattr(Client, "publish", published)
+    return found
+
+
+async def test_a_heartbeat_that_stops_is_told_by_its_marker_and_the_others_are_not_read_again(own_bus, monkeypatch, delivered, asked):
+    monkeypatch.setitem(connection._TTL_SECONDS, Buckets.WORKERS, 2.0)
+    monkeypatch.setattr(view_module, "RESYNC_SECONDS", 0.05)
+    bucket = await own_bus.bucket(Buckets.WORKERS)
+    names = [f"worker-{n:02}" for n in range(20)]
+    for name in names:
+        await bucket.put(name, b"0")
+    async with bucket.view() as view:
+        delivered.clear()
+        asked.clear()
+        beats = 0
+        async with asyncio.timeout(60):
+            while names[0] in view.entries:
+                beats += 1
+                await asyncio.gather(*(bucket.put(name, str(beats).encode()) for name in names[1:]))
+                await asyncio.sleep(0.2)
+        assert sorted(view.entries) == names[1:]
+    told = Counter(delivered)
+    assert told[f"$KV.workers.{names[0]}".encode()] == 1
+    assert all(told[f"$KV.workers.{name}".encode()] <= beats for name in names[1:]), "each heartbeat once"
+    assert [subject for subject in asked if "CONSUMER.CREATE" in subject] == []
+
+
+async def test_more_than_a_thousand_workers_follow_a_key_each(own_bus):
+    """NATS gives a stream 1,000 consumers if it is not told: the workers beyond never heard of their run."""
+    bucket = await own_bus.bucket(Buckets.ASSIGNMENTS)
+    async with contextlib.AsyncExitStack() as stack, asyncio.timeout(120):
+        views = [await stack.enter_async_context(bucket.view(f"worker-{number}")) for number in range(1010)]
+        await bucket.put("worker-1009", b'"run"')
+        await until(views[-1], lambda: views[-1].get("worker-1009") == b'"run"')
+    for stream in ("PROMPTS", "EVENTS", "KV_assignments"):
+        assert (await own_bus.jetstream.stream_info(stream)).config.max_consumers > 100_000
+
+
+async def test_a_view_makes_one_consumer_however_long_it_lives(own_bus, monkeypatch, asked):
+    monkeypatch.setattr(view_module, "RESYNC_SECONDS", 0.02)
+    monkeypatch.setattr(view_module, "CHECK_SECONDS", 0.1)
+    bucket = await own_bus.bucket(Buckets.RUNS)
+    async with bucket.view("run.*") as view:
+        async with asyncio.timeout(60):
+            while sum("CONSUMER.INFO" in subject for subject in asked) < 5:  # noqa: ASYNC110 - one at the start, then the checks
+                await asyncio.sleep(0.05)
+        await bucket.put("run.spec", b"1")
+        await until(view, lambda: view.get("run.spec") == b"1")
+    assert sum("CONSUMER.CREATE" in subject for subject in asked) == 1
+    assert sum("STREAM.INFO" in subject for subject in asked) <= 2, "the bucket's own"
+
+
+async def test_a_last_change_that_never_arrives_is_missed_at_a_check(own_bus, monkeypatch):
+    monkeypatch.setattr(view_module, "RESYNC_SECONDS", 0.02)
+    monkeypatch.setattr(view_module, "CHECK_SECONDS", 0.1)
+    bucket = await own_bus.bucket(Buckets.RUNS)
+    process, lost = Client._process_msg, []
+
+    async def processed(client, sid, subject, *rest):
+        if subject.endswith(b".lost") and not lost:
+            lost.append(subject)
+        else:
+            await process(client, sid, subject, *rest)
+
+    async with bucket.view() as view:
+        monkeypatch.setattr(Client, "_process_msg", processed)
+        await bucket.put("run.lost", b"1")
+        await until(view, lambda: view.get("run.lost") == b"1")
+    assert lost
+
+
 async def test_a_view_outlives_whatever_breaks_its_watch(bucket, unique, monkeypatch):
     async with bucket.view(f"{unique}.*") as view:
+        failed = asyncio.Event()
+
+        def fail(_changes):
+            failed.set()
+            raise ZeroDivisionError("a fault that nobody thought of")
+
         with monkeypatch.context() as patch:
-            patch.setattr(view, "_jetstream", None)  # a fault that nobody thought of
-            patch.setattr(view_module._Watch, "is_whole", None)
-            await asyncio.sleep(RESYNC_SECONDS + 0.5)
-        await bucket.put(f"{unique}.spec", b"1")
+            patch.setattr(view, "_apply", fail)
+            await bucket.put(f"{unique}.spec", b"1")
+            await asyncio.wait_for(failed.wait(), 60)
         await until(view, lambda: view.get(f"{unique}.spec") == b"1")
 
 
@@ -176,50 +262,6 @@ async def test_a_view_recovers_when_its_consumer_is_removed(own_bus):
             await own_bus.jetstream.delete_consumer("KV_runs", consumer.name)
         await bucket.put("run.spec", b"1")
         await until(view, lambda: view.get("run.spec") == b"1")
-
-
-async def test_a_watch_that_delivers_is_kept_and_asked_alone(own_bus, eventually, monkeypatch):
-    monkeypatch.setattr(view_module, "RESYNC_SECONDS", 0.02)
-    is_whole, answers = view_module._Watch.is_whole, []
-
-    def noted(*asked):
-        answers.append(is_whole(*asked))
-        return answers[-1]
-
-    monkeypatch.setattr(view_module._Watch, "is_whole", noted)
-    bucket = await own_bus.bucket(Buckets.RUNS)
-    await bucket.put("run.spec", b"1")
-
-    async def were_asked():
-        return len(answers) >= 10
-
-    async with bucket.view() as view:
-        (first,) = await own_bus.jetstream.consumers_info("KV_runs")
-        await bucket.put("run.spec", b"2")
-        await eventually(were_asked)
-        (last,) = await own_bus.jetstream.consumers_info("KV_runs")
-        assert view.get("run.spec") == b"2"
-    assert first.name == last.name
-    assert all(answers)
-
-
-async def test_a_change_that_was_lost_last_is_found_by_asking(own_bus, monkeypatch):
-    monkeypatch.setattr(view_module, "RESYNC_SECONDS", 0.05)
-    bucket = await own_bus.bucket(Buckets.RUNS)
-    process = Client._process_msg
-    lost = []
-
-    async def processed(client, sid, subject, *rest):
-        if subject.endswith(b".lost") and not lost:
-            lost.append(subject)
-        else:
-            await process(client, sid, subject, *rest)
-
-    async with bucket.view() as view:
-        monkeypatch.setattr(Client, "_process_msg", processed)
-        await bucket.put("run.lost", b"1")
-        await until(view, lambda: dict(view.entries) == {"run.lost": b"1"})
-    assert lost
 
 
 async def test_a_view_ends_at_one_cancellation_though_its_connection_is_lost(own_nats):

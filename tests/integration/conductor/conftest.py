@@ -244,7 +244,7 @@ class Stage:
                 await asyncio.sleep(1.0)
 
         self.beating.append(asyncio.create_task(beat()))
-        await self.until(lambda: presence in self.pool.present("trainer"))
+        await self.until(lambda: presence in self.pool.live.of_role("trainer"))
 
     async def request(self, desired):
         await self.buckets[Buckets.RUNS].put(f"{self.run_id}.desired", json.dumps(desired).encode())

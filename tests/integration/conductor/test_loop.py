@@ -154,7 +154,7 @@ async def test_a_run_whose_step_kills_every_trainer_fails_and_names_the_trainer(
         trainer = WorkerPresence(worker=run_id, role="trainer", incarnation=incarnation, run_id=run_id, reached=0)
         await workers.put(run_id, trainer.to_bytes())
         async with asyncio.timeout(60):
-            while trainer not in pool.present("trainer"):  # noqa: ASYNC110 - a view has no condition of its own
+            while trainer not in pool.live.of_role("trainer"):  # noqa: ASYNC110 - a view has no condition of its own
                 await asyncio.sleep(0.01)
         ending = await loop._pass()
         assert (ending is None) is (incarnation < "8")

@@ -2,7 +2,6 @@
 
 import asyncio
 import secrets
-from types import SimpleNamespace
 
 import pytest
 
@@ -29,6 +28,18 @@ async def two(buckets):
         await workers.put(name, presence.to_bytes())
     async with workers.view() as present, assignments.view() as first, assignments.view() as second:
         yield WorkerPool(assignments, present, first), WorkerPool(assignments, present, second), (first, second)
+
+
+class Unchanging:
+    """A view that is behind."""
+
+    def __init__(self, entries):
+        self.entries = dict(entries)
+        self.get = self.entries.get
+
+    def listen(self, listener):
+        for key in self.entries:
+            listener(key)
 
 
 async def until(condition):
@@ -70,13 +81,11 @@ async def test_runs_with_a_trainer_share_the_rollouts(two, buckets):
 
     await buckets[0].put("trainer-1", WorkerPresence(worker="trainer-1", role="trainer", incarnation="1").to_bytes())
     await buckets[1].create("trainer-1", b'"run-2"')
-    await until(lambda: one.run_of("trainer-1") == other.run_of("trainer-1") == "run-2" and len(one.present("trainer")) == 2)
-    for _ in range(2):
-        before = len(one.assigned_to("run-1"))
-        await one.share_rollouts("run-1")
-        await until(lambda before=before: len(one.assigned_to("run-1")) == len(other.assigned_to("run-1")) == before - 1)
-        await other.share_rollouts("run-2")
-        await until(lambda: not {"rollout-2", "rollout-3"} - one._assigned.entries.keys())
+    await until(lambda: one.run_of("trainer-1") == other.run_of("trainer-1") == "run-2" and len(one.live.of_role("trainer")) == 2)
+    await one.share_rollouts("run-1")
+    await until(lambda: len(one.assigned_to("run-1")) == len(other.assigned_to("run-1")) == 3)
+    await other.share_rollouts("run-2")
+    await until(lambda: not {"rollout-2", "rollout-3"} - one._assigned.entries.keys())
     await one.share_rollouts("run-1")
     assert sorted(one.assigned_to("run-1")) == ["rollout-0", "rollout-1", "trainer"]
     assert sorted(one.assigned_to("run-2")) == ["rollout-2", "rollout-3", "trainer-1"]
@@ -89,7 +98,7 @@ async def test_of_two_runs_and_one_rollout_the_older_has_it(two, buckets):
     await buckets[0].put("trainer-1", WorkerPresence(worker="trainer-1", role="trainer", incarnation="1").to_bytes())
     await buckets[1].create("trainer", b'"run-2"')
     await buckets[1].create("trainer-1", b'"run-1"')
-    await until(lambda: len(one.present("rollout")) == 1 and all(len(view.entries) == 2 for view in views))
+    await until(lambda: len(one.live.of_role("rollout")) == 1 and all(len(view.entries) == 2 for view in views))
     await other.share_rollouts("run-2")
     assert await buckets[1].get("rollout-0") is None
     await one.share_rollouts("run-1")
@@ -100,7 +109,7 @@ async def test_a_view_that_is_behind_takes_no_worker_from_another_run(two, bucke
     one, other, views = two
     await one.claim("run-1", "rollout", most=1)
     await until(lambda: one.run_of("rollout-0") == other.run_of("rollout-0") == "run-1")
-    stale = WorkerPool(buckets[1], one._workers, SimpleNamespace(entries=dict(views[1].entries), get=dict(views[1].entries).get))
+    stale = WorkerPool(buckets[1], one._workers, Unchanging(views[1].entries))
     await one.release("run-1")
     await until(lambda: not views[0].entries)
     await one.claim("run-2", "rollout", most=1)
@@ -115,11 +124,11 @@ async def test_a_trainer_that_is_gone_is_replaced_by_one_that_is_free(two, bucke
     await until(lambda: one.run_of("trainer") == "run-1")
     assert await one.keep_trainer("run-1")
     await workers.delete("trainer")
-    await until(lambda: one.present("trainer") == [])
+    await until(lambda: one.live.of_role("trainer") == [])
     assert not await one.keep_trainer("run-1"), "none is free"
     assert (await assignments.get("trainer")).value == b'"run-1"', "it may come back"
     await workers.put("trainer-1", WorkerPresence(worker="trainer-1", role="trainer", incarnation="1").to_bytes())
-    await until(lambda: one.present("trainer"))
+    await until(lambda: one.live.of_role("trainer"))
     assert await one.keep_trainer("run-1")
     assert (await assignments.get("trainer-1")).value == b'"run-1"'
     assert await assignments.get("trainer") is None
@@ -138,7 +147,7 @@ async def test_an_unreadable_presence_hides_nobody_else(two, buckets):
     one, _, _ = two
     await buckets[0].put("broken", b'{"role": 1}')
     await until(lambda: "broken" in one._workers.entries)
-    assert [worker.worker for worker in one.present("trainer")] == ["trainer"]
+    assert [worker.worker for worker in one.live.of_role("trainer")] == ["trainer"]
 
 
 async def test_a_run_at_which_every_worker_of_a_role_fails_again_and_again_is_at_fault(two, buckets):
@@ -150,7 +159,7 @@ async def test_a_run_at_which_every_worker_of_a_role_fails_again_and_again_is_at
     async def show(name, **fields):
         presence = WorkerPresence(worker=name, role="rollout", incarnation="1", **fields)
         await workers.put(name, presence.to_bytes())
-        await until(lambda: presence in one.present("rollout"))
+        await until(lambda: presence in one.live.of_role("rollout"))
         return one.run_fault("run-1")
 
     failed = {"failures": 3, "failure": "KeyError: 'a'"}

@@ -172,7 +172,7 @@ def test_refusals_are_problem_documents(http, method, path, status):
     [
         ("GET", "/v1/runs?limit=5&afte=x", "there is no such parameter; do you mean `after`?"),
         ("GET", "/v1/runs/run-1/samples?stepp=3", "there is no such parameter; do you mean `step`?"),
-        ("GET", "/v1/workers?zone=a", "there is no such parameter; the parameters are after, limit"),
+        ("GET", "/v1/workers?zone=a", "there is no such parameter; the parameters are after, limit, run"),
         ("POST", "/v1/runs?name=x", "this route takes no parameters"),
     ],
 )

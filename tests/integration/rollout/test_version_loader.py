@@ -56,7 +56,7 @@ async def test_loaded_weights_are_attested_to_the_store(versions, trainer, engin
 
     async def is_attested():
         await (await bus.bucket(Buckets.WORKERS)).put("worker-a", presence.to_bytes())  # it lives
-        attestations = (await stub.GetVersion(pb.GetVersionRequest(run_id=run_id, step=0))).attestations
+        attestations = (await stub.ListVersions(pb.ListVersionsRequest(run_id=run_id))).attestations
         return [(one.worker, one.digest) for one in attestations] == [("worker-a", manifest.digest)]
 
     await until(is_attested)

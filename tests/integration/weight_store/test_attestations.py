@@ -90,13 +90,13 @@ async def test_who_attested_a_version_is_told_after_a_newer_one_and_after_a_rest
     await attested_until(trainer, expected)
     heads = await bus.bucket(Buckets.HEADS)
     async with asyncio.timeout(60):
-        while (stored := await heads.get(f"{run_id}.attested")) is None or digests[1].encode() not in stored.value:  # noqa: ASYNC110
+        while (stored := await heads.get(f"attested.{run_id}")) is None or digests[1].encode() not in stored.value:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
     store_process.kill()
     store_process.start()
     await attested_until(trainer, expected)
     await trainer.delete_run()
-    assert await heads.get(f"{run_id}.attested") is None
+    assert await heads.get(f"attested.{run_id}") is None
 
 
 async def test_versions_that_retention_deletes_lose_their_holders(trainer, run_id, write_spec):

@@ -7,6 +7,7 @@ import pytest
 
 from gradbus.aio.tasks import background
 from gradbus.bus import Buckets, subjects
+from gradbus.control.live_workers import LiveWorkers
 from gradbus.control.runs import WorkerPresence
 from gradbus.v1 import weight_store_service_pb2 as pb
 from gradbus.v1.broadcast_pb2 import Broadcast, BroadcastConfig
@@ -175,7 +176,7 @@ async def test_a_trainer_that_leaves_while_a_worker_joins_ends_the_broadcast(ren
     await rendezvous.present("a", "b")
     workers = await bus.bucket(Buckets.WORKERS)
     async with workers.view() as presence:
-        broadcasts = Broadcasts(bus, presence)
+        broadcasts = Broadcasts(bus, LiveWorkers(presence))
         await presence.catch_up()
         config = BroadcastConfig(join_seconds=20.0)
         request = pb.OpenBroadcastRequest(broadcast=Broadcast(run_id=rendezvous.run_id, term=1, shards=[SHARD], config=config))

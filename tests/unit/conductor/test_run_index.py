@@ -3,10 +3,10 @@
 from typing import get_args
 
 import pytest
+from held_view import change, empty_view
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradbus.bus import View
 from gradbus.control.runs import RunRecord, RunState, RunStatus
 from gradbus.spec import RunSpec
 from gradbus_conductor.runs.index import RunIndex
@@ -21,7 +21,7 @@ class Runs:
     """The bucket and its index; keys change as NATS would change them."""
 
     def __init__(self, states=None, desired=None):
-        self.view = View(None, "runs", ">")
+        self.view = empty_view()
         self.index = RunIndex(self.view)
         for run_id, state in (states or {}).items():
             self.submit(run_id)
@@ -31,12 +31,7 @@ class Runs:
             self.request(run_id, state)
 
     def put(self, key, value):
-        if value is None:
-            self.view._entries.pop(key, None)
-        else:
-            self.view._entries[key] = value
-        for listener in self.view._listeners:
-            listener(key)
+        change(self.view, key, value)
 
     def submit(self, run_id, key_id="k"):
         self.put(f"{run_id}.spec", RunRecord(run_id=run_id, spec=SPEC, created_unix_ns=1, key_id=key_id).to_bytes())

@@ -106,8 +106,8 @@ class Evaluator:
         if self._active and self._active[0] == version:
             self._active[1].report_sampled(rows)
 
-    async def advance(self, head: int, workers: Sequence[WorkerPresence]) -> None:
-        """Starts the evaluation that is due, dispatches lost rows again, and stores the result once every row is judged."""
+    async def advance(self, head: int, workers: int) -> None:
+        """Starts the evaluation that is due, divided among so many workers, and stores the result once every row is judged."""
         if self._config.dataset is None:
             return
         if self._active is None:
@@ -115,13 +115,18 @@ class Evaluator:
         if self._active is None:
             return
         version, pipeline = self._active
-        wanted = {row: version for row in range(len(self._config.dataset.items)) if row not in pipeline.judged}
+        wanted = self._wanted(version, pipeline)
         await pipeline.collect(wanted)
-        await pipeline.dispatch_missing(wanted, workers)
         if len(pipeline.judged) == len(self._config.dataset.items):
             await self._finish(version, pipeline)
         elif version < head and pipeline.older_than(_CHECK_DELETED_AFTER_SECONDS, wanted) and await self._manifest(version) == "deleted":
             await self._skip(version, pipeline, range(len(self._config.dataset.items)))
+
+    async def dispatch_missing(self, workers: Sequence[WorkerPresence]) -> None:
+        """Looks for rows that none of the workers claims, and dispatches those again that are lost."""
+        if self._active is not None:
+            version, pipeline = self._active
+            await pipeline.dispatch_missing(self._wanted(version, pipeline), workers)
 
     def abandon(self, reason: str) -> None:
         """Ends the traces of the evaluation in progress, because the run ends."""
@@ -134,7 +139,12 @@ class Evaluator:
             await self._active[1].close()
             self._active = None
 
-    async def _start_next(self, head: int, workers: Sequence[WorkerPresence]) -> None:
+    def _wanted(self, version: int, pipeline: GroupPipeline) -> dict[int, int]:
+        """The rows that are not judged, each with the version under evaluation."""
+        rows = self._config.dataset.items if self._config.dataset is not None else ()
+        return {row: version for row in range(len(rows)) if row not in pipeline.judged}
+
+    async def _start_next(self, head: int, workers: int) -> None:
         version, record = self.due(), self._config.record
         # Samples: one version ahead, so that its tasks stand in the queue before the training tasks of the same version.
         newest = head if record.spec.trains_given else head + 1
@@ -151,7 +161,7 @@ class Evaluator:
         tasks, first_answers = EvaluationTasks(version, files), self._config.first_answers
         config = PipelineConfig(record, self._config.dataset.items, lambda index: index, tasks, first_answers)
         self._active = version, GroupPipeline(self._clients, config, self._queue, self._wake)
-        await self._active[1].dispatch(dict.fromkeys(range(len(self._config.dataset.items)), version), len(workers))
+        await self._active[1].dispatch(dict.fromkeys(range(len(self._config.dataset.items)), version), workers)
 
     async def _manifest(self, version: int) -> WeightManifest | Literal["deleted", "unknown"]:
         """The version's manifest; unknown if the weight store does not answer, and is asked again."""

@@ -26,15 +26,17 @@ class GroupAdmission:
         self._pipeline = pipeline
         self._learning_signal = learning_signal
 
-    async def admit(self) -> None:
-        """Asks the schedule about all judged and overdue groups, and logs its decisions."""
+    async def admit(self, *, looks: bool = True) -> None:
+        """Asks the schedule about all judged groups, and logs its decisions; about overdue groups only if this pass `looks` at them.
+
+        To go through all outstanding groups at each of a hundred wake-ups a second would be most of the work of a large run.
+        """
         judged = self._pipeline.judged
+        if not judged and not looks:
+            return
         outstanding = self._schedule.outstanding()
         ready = [self._ready(entry) for index, entry in judged.items() if index in outstanding]
-        if self._context.status.paused:
-            self._pipeline.reset_age(outstanding)
-        overdue = self._pipeline.older_than(self._context.record.spec.schedule.group_deadline_seconds, outstanding)
-        decision = self._schedule.admit(ready, overdue)
+        decision = self._schedule.admit(ready, self._overdue(outstanding) if looks else ())
         entries = {index: judged[index] for index in decision.append}
         entries |= {index: self._dropped_entry(index, reason) for index, reason in decision.drop.items()}
         if entries:
@@ -46,6 +48,11 @@ class GroupAdmission:
                 self._learning_signal.add(entry)
         unwanted = [index for index in judged if index not in outstanding and index not in entries]
         self._pipeline.forget([*entries, *unwanted])
+
+    def _overdue(self, outstanding: Mapping[int, int]) -> list[int]:
+        if self._context.status.paused:
+            self._pipeline.reset_age(outstanding)
+        return self._pipeline.older_than(self._context.record.spec.schedule.group_deadline_seconds, outstanding)
 
     async def drop_outstanding(self, reason: str) -> None:
         """Logs every outstanding group as dropped."""

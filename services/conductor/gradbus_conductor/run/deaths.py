@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from gradbus.control.runs import Role, WorkerPresence
+from gradbus.control.live_workers import LiveWorkers
+from gradbus.control.runs import WorkerPresence
 from gradbus_conductor.workers import RUN_ROLES
 
 _MOST_DEATHS: Final = 5
@@ -16,19 +17,17 @@ _MOST_STEP_DEATHS: Final = 8
 class PreparationWatch:
     """Deaths of a run's workers before they were ready, in a row: the first that is ready clears those of its role."""
 
-    def __init__(self, run_id: str, present: Callable[[Role], Sequence[WorkerPresence]]) -> None:
-        """`present` gives the live workers of a role."""
+    def __init__(self, run_id: str, workers: LiveWorkers) -> None:
         self._run_id = run_id
-        self._present = present
+        self._workers = workers
         self._deaths = {role: _Deaths(_MOST_DEATHS) for role in RUN_ROLES}
 
     def fault(self) -> str:
         """Looks at the workers; why the run cannot be prepared, empty as long as it may be."""
         for role, deaths in self._deaths.items():
-            workers = self._present(role)
-            own = [worker for worker in workers if worker.run_id == self._run_id]
+            own = self._workers.of_run(self._run_id, role)
             preparing = [worker for worker in own if worker.reached < 0]
-            deaths.look(workers, preparing, is_over=len(preparing) < len(own))
+            deaths.look(self._workers.is_alive, preparing, is_over=len(preparing) < len(own))
             if deaths.end_run:
                 return (
                     f"{deaths.count} {role} processes in a row ended while they prepared the run, the last was {deaths.last}: often the "
@@ -40,10 +39,9 @@ class PreparationWatch:
 class StepWatch:
     """Deaths of a run's trainers that had what the next version needs, in a row: a new version clears them."""
 
-    def __init__(self, run_id: str, present: Callable[[Role], Sequence[WorkerPresence]]) -> None:
-        """`present` gives the live workers of a role."""
+    def __init__(self, run_id: str, workers: LiveWorkers) -> None:
         self._run_id = run_id
-        self._present = present
+        self._workers = workers
         self._deaths = _Deaths(_MOST_STEP_DEATHS)
         self._version = -1
 
@@ -52,9 +50,8 @@ class StepWatch:
 
         `has_work`: whether a trainer can go on. Those that die while the run is paused or waits for groups do not count.
         """
-        workers = self._present("trainer")
-        own = [worker for worker in workers if worker.run_id == self._run_id]
-        self._deaths.look(workers, own, is_over=version > self._version or not has_work)
+        own = self._workers.of_run(self._run_id, "trainer")
+        self._deaths.look(self._workers.is_alive, own, is_over=version > self._version or not has_work)
         self._version = version
         if not self._deaths.end_run:
             return ""
@@ -85,11 +82,10 @@ class _Deaths:
         """Whether enough died. Not while a worker lives that began before: a broken machine ends no run that others can serve."""
         return self.count >= self._most and all(self._before[incarnation] >= self._most for incarnation in self._watched)
 
-    def look(self, workers: Sequence[WorkerPresence], watched: Sequence[WorkerPresence], *, is_over: bool) -> None:
-        """Compares the live workers with those watched before. `is_over`: the row has ended. `watched`: those whose death counts next."""
-        alive = {worker.incarnation for worker in workers}
+    def look(self, is_alive: Callable[[str], bool], watched: Sequence[WorkerPresence], *, is_over: bool) -> None:
+        """Asks which of those that were watched before live. `is_over`: the row has ended. `watched`: those whose death counts next."""
         for incarnation, name in self._watched.items():
-            if incarnation not in alive:
+            if not is_alive(incarnation):
                 self.count, self.last = max(self.count, self._before[incarnation] + 1), name
         if is_over:
             self.count = 0

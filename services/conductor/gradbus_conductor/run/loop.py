@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from gradbus.bus import TaskQueue, subjects
-from gradbus.control.runs import DesiredState, RunState, RunStatus, WorkerPresence
+from gradbus.control.runs import DesiredState, RunState, RunStatus
 from gradbus.experience import ExperienceLog, GroupStore
 from gradbus.v1.task_pb2 import TASK_KIND_TRAIN, GroupsSampled
 from gradbus.v1.weights_pb2 import TrainerProgress
@@ -67,8 +67,8 @@ class RunLoop:
         self._buffer_quota = BufferQuota(self._log, self._groups, clients.run_buffer_bytes)
         self._checkpoints = CheckpointArchiver(context, self._log, self._heads)
         self._trainer_watch = TrainerWatch(record.run_id, context.runs, context.pool)
-        self._preparation = PreparationWatch(record.run_id, context.pool.present)
-        self._step_watch = StepWatch(record.run_id, context.pool.present)
+        self._preparation = PreparationWatch(record.run_id, context.pool.live)
+        self._step_watch = StepWatch(record.run_id, context.pool.live)
         self._stall = StallDetector()
         self._is_registered = False
         """Whether outstanding groups were registered; only groups that are new since then are dispatched without a search."""
@@ -115,16 +115,16 @@ class RunLoop:
         if self._missing_report is not None:
             await self._recover()
         await self._pipeline.collect(self._schedule.outstanding())
-        await self._admission.admit()
-        rollouts = self._context.pool.serving(self._context.run_id, "rollout")
+        await self._admission.admit(looks=looks)
         if desired == "running":
-            await self._evaluator.advance(self._heads.version, rollouts)
-            await self._dispatch_new(len(rollouts))
-            await self._repair(rollouts)
+            workers = self._context.pool.count_serving(self._context.run_id, "rollout")
+            await self._evaluator.advance(self._heads.version, workers)
+            await self._dispatch_new(workers)
+            await self._repair()
         await self._checkpoints.archive()
         is_complete = self._is_complete()
         if looks or is_complete:
-            status = await self._write_status(rollouts, paused=desired == "paused")
+            status = await self._write_status(paused=desired == "paused")
             if self._trainer_watch.should_yield(self._reached, status.state):
                 return _yielded(status)
         return await self._checkpoints.ending() if is_complete else None
@@ -200,7 +200,7 @@ class RunLoop:
             head = min(head, limit - self._context.record.spec.steps_ahead)
         return {item.index: item.version for item in self._schedule.dispatchable(head)}
 
-    async def _repair(self, rollouts: Sequence[WorkerPresence]) -> None:
+    async def _repair(self) -> None:
         """At most once a tick: takes its share of the rollouts, replaces a lost trainer, dispatches overdue groups."""
         now = asyncio.get_running_loop().time()
         if now < self._repair_at:
@@ -208,9 +208,12 @@ class RunLoop:
         self._repair_at = now + _TICK_SECONDS
         await self._context.pool.share_rollouts(self._context.run_id)
         await self._trainer_watch.replace_lost()
+        rollouts = self._context.pool.serving(self._context.run_id, "rollout")
         await self._pipeline.dispatch_missing(self._schedule.outstanding(), rollouts)
+        await self._evaluator.dispatch_missing(rollouts)
 
-    async def _write_status(self, rollouts: Sequence[WorkerPresence], *, paused: bool) -> RunStatus:
+    async def _write_status(self, *, paused: bool) -> RunStatus:
+        rollouts = self._context.pool.serving(self._context.run_id, "rollout")
         scoring_failure = self._pipeline.scoring_failure(_SCORING_GRACE_SECONDS) or self._evaluator.scoring_failure(_SCORING_GRACE_SECONDS)
         snapshot = RunSnapshot(
             version=self._heads.version,

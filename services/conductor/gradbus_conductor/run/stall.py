@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from gradbus.control.runs import WorkerPresence
+from gradbus_conductor.run.listing import listed
 
 STALL_SECONDS = 10.0
 
@@ -38,7 +39,7 @@ class Blockers:
         if not self.trainers:
             return "a trainer: none serves the run; start one, or look into the log of the one that is assigned"
         not_ready = [*(trainer for trainer in self.trainers if trainer.preparing), *(self.rollouts if self.preparing else ())]
-        return ", ".join(f"{worker.worker}, which {worker.preparing}" for worker in not_ready)
+        return listed([f"{worker.worker}, which {worker.preparing}" for worker in not_ready])
 
     def _owed(self) -> str:
         """Work that is under way, and where."""
@@ -46,7 +47,7 @@ class Blockers:
         if (self.outstanding or evaluation) and not self.rollouts:
             work = f"{len(self.outstanding)} groups" if self.outstanding else evaluation
             return f"a rollout worker for {work}: none serves the run; start one, or look into its log"
-        names = ", ".join(worker.worker for worker in self.rollouts)
+        names = listed([worker.worker for worker in self.rollouts])
         if self.outstanding:
             return f"{len(self.outstanding)} groups outstanding (lowest {min(self.outstanding)}) at {names} or the scorer"
         if evaluation:

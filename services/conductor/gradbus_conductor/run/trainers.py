@@ -8,6 +8,7 @@ from typing import Final
 
 from gradbus.bus import Bucket
 from gradbus.control.runs import RunState
+from gradbus_conductor.run.listing import MOST_NAMED, listed
 from gradbus_conductor.runs.index import RunIndex
 from gradbus_conductor.workers import WorkerPool
 
@@ -42,16 +43,15 @@ class TrainerQueue:
 
     def waiting_for(self) -> str:
         """What the run waits for: who has the trainers, or which run is first."""
-        assigned = [(worker.worker, self._pool.run_of(worker.worker)) for worker in self._pool.present("trainer")]
-        if not assigned:
+        if not self._pool.live.names("trainer"):
             return "a free trainer: none is running; start one, or look into its log"
         first = self._first()
-        if any(not run_id for _, run_id in assigned) and first not in {"", self._run_id}:
+        if self._pool.has_free("trainer") and first not in {"", self._run_id}:
             is_own = self._runs.key_of(first) == self._runs.key_of(self._run_id)
             return f"a free trainer: run {first} comes first{'' if is_own else ', for API keys take turns'}"
-        return "a free trainer: " + ", ".join(
-            f"{worker} has run {run_id}, {self._state_text(run_id)}" for worker, run_id in assigned if run_id
-        )
+        assigned = self._pool.assigned("trainer", MOST_NAMED)
+        shown = [f"{worker} has run {run_id}, {self._state_text(run_id)}" for worker, run_id in assigned]
+        return "a free trainer: " + listed(shown, self._pool.count_assigned("trainer"))
 
     def _first(self) -> str:
         """The run that gets the next trainer; empty if none waits."""
@@ -90,4 +90,4 @@ class TrainerWatch:
     def _is_trainer_wanted(self) -> bool:
         upcoming = self._runs.upcoming(self._pool.runs_with_trainers())
         waits = any(name != self._run_id for name in upcoming)  # the view may still show this run as queued
-        return waits and all(self._pool.run_of(trainer.worker) for trainer in self._pool.present("trainer"))
+        return waits and not self._pool.has_free("trainer")

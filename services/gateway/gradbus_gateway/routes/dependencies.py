@@ -10,7 +10,7 @@ from fastapi import Depends, Request
 from redis.asyncio import Redis
 
 from gradbus.access.keyring import Keyring
-from gradbus.bus import Bucket, Bus
+from gradbus.bus import Bus
 from gradbus.control.condemned import CondemnedBlobs
 from gradbus.objects import ObjectStore
 from gradbus_gateway.auth.sessions import Sessions
@@ -21,6 +21,7 @@ from gradbus_gateway.resources.dataset_rows import DatasetRows
 from gradbus_gateway.runs.listing import RunList
 from gradbus_gateway.runs.relations import RunRelations
 from gradbus_gateway.runs.store import RunStore
+from gradbus_gateway.worker_roster import WorkerRoster
 
 if TYPE_CHECKING:
     from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceAsyncStub
@@ -39,7 +40,7 @@ class Gateway:
     uploads: UploadQuota
     intake: RunIntake
     bus: Bus
-    workers: Bucket
+    workers: WorkerRoster
     buffer: Redis
     objects: ObjectStore
     rows: DatasetRows

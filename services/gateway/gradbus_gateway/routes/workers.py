@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from operator import itemgetter
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 
-from gradbus.control.runs import WorkerPresence, live_workers
+from gradbus.control.runs import WorkerPresence
 from gradbus_gateway.http.strict_query import StrictQueryRoute
 from gradbus_gateway.resources.page import Limit, Page
 from gradbus_gateway.resources.public_text import public_text
@@ -26,13 +25,18 @@ class WorkerResource(WorkerPresence):
 
 
 @router.get("", summary="List live workers")
-async def list_workers(gateway: GatewayDep, after: str = "", limit: Limit = 100) -> Page[WorkerResource]:
+async def list_workers(
+    gateway: GatewayDep,
+    run: Annotated[str, Query(description="Only workers that serve this run.")] = "",
+    after: str = "",
+    limit: Limit = 100,
+) -> Page[WorkerResource]:
     """By name. A worker without a heartbeat for six seconds is not listed, nor one whose heartbeat cannot be read."""
-    async with asyncio.timeout(_TIMEOUT_SECONDS), gateway.workers.view() as view:
-        workers = live_workers(view.entries)
-    found = [
-        (worker.worker, WorkerResource(**worker.model_dump() | {"trouble": public_text(worker.trouble)}))
-        for worker in workers
-        if worker.worker > after
-    ]
-    return Page[WorkerResource].of(sorted(found, key=itemgetter(0))[: limit + 1], limit)
+    async with asyncio.timeout(_TIMEOUT_SECONDS):
+        live = await gateway.workers.current()
+    found = [(name, _resource(worker)) for name, worker in live.page(after, limit + 1, run)]
+    return Page[WorkerResource].of(found, limit)
+
+
+def _resource(worker: WorkerPresence) -> WorkerResource:
+    return WorkerResource(**worker.model_dump() | {"trouble": public_text(worker.trouble)})

@@ -136,7 +136,7 @@ async def evaluated(evaluator, store, group, version):
     evaluator.report_sampled(version, [0, 1])
     async with asyncio.timeout(60):
         while evaluator.running == version:
-            await evaluator.advance(4, [])
+            await evaluator.advance(4, 0)
             await asyncio.sleep(0.01)
 
 
@@ -144,16 +144,16 @@ async def test_each_version_has_one_result_also_after_a_conductor_has_died(evalu
     store, versions = GroupStore(clients.buffer, run_id), Versions(FILES)
     first = await evaluator_of(versions)
     assert first.trainable_steps == 3, "retention deletes version 0 at a checkpoint of step 4"
-    await first.advance(-1, [])
+    await first.advance(-1, 0)
     assert first.running is None, "version 0 is not published"
-    await first.advance(0, [])
+    await first.advance(0, 0)
     await evaluated(first, store, group, 0)
     assert (first.newest.version, first.newest.samples, first.trainable_steps) == (0, 2, 5)
     second = await evaluator_of(versions)
     assert (second.newest, second.due()) == (first.newest, 2)
-    await second.advance(4, [])
+    await second.advance(4, 0)
     await evaluated(second, store, group, 2)
-    await second.advance(4, [])
+    await second.advance(4, 0)
     await evaluated(second, store, group, 4)
     assert (second.due(), second.trainable_steps, versions.asked) == (None, None, [0, 2, 4])
     events = await EventLog(clients.bus, run_id).read()
@@ -166,7 +166,7 @@ async def test_each_version_has_one_result_also_after_a_conductor_has_died(evalu
 async def test_a_weight_store_that_is_away_is_asked_again_and_a_version_that_is_gone_is_skipped(evaluator_of, clients, run_id):
     evaluator = await evaluator_of(Versions(grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.OUT_OF_RANGE, FILES))
     for running in (None, None, 2):
-        await evaluator.advance(2, [])
+        await evaluator.advance(2, 0)
         assert evaluator.running == running
     await evaluator._config.events.flush()
     [event] = await EventLog(clients.bus, run_id).read()
@@ -176,7 +176,7 @@ async def test_a_weight_store_that_is_away_is_asked_again_and_a_version_that_is_
 async def test_a_loss_that_is_not_finite_is_a_warning_and_no_number(evaluator_of, clients, run_id, group, reference):
     reference.value = float("nan")
     evaluator = await evaluator_of(Versions(FILES), "sft")
-    await evaluator.advance(0, [])
+    await evaluator.advance(0, 0)
     await evaluated(evaluator, GroupStore(clients.buffer, run_id), group, 0)
     [event] = await EventLog(clients.bus, run_id).read()
     assert (event.level, event.message, event.data["loss"]) == ("warning", "version 0: the loss is not finite", None)

@@ -51,8 +51,8 @@ export async function showRun(context, runId) {
     charts.set(history);
     refresh();
   }, isOver);
-  poll("/v1/workers?limit=1000", 1, signal, (page) => {
-    workers = utilization.mean(page.data.filter((worker) => worker.run_id === runId));
+  poll(`/v1/workers?run=${runId}&limit=1000`, 1, signal, (page) => {
+    workers = utilization.mean(page.data);
     refresh();
     return !isOver();
   }, () => {});

@@ -1,9 +1,10 @@
 """Workers that die before they are ready, and trainers that die at the same step."""
 
+from held_view import beat, change, empty_view
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradbus.control.runs import WorkerPresence
+from gradbus.control.live_workers import LiveWorkers
 from gradbus_conductor.run.deaths import PreparationWatch, StepWatch
 
 
@@ -11,16 +12,16 @@ class Workers:
     """What the conductor sees of a trainer and a rollout."""
 
     def __init__(self):
-        self.present = {}
-        self.watch = PreparationWatch("run", lambda role: [worker for worker in self.present.values() if worker.role == role])
+        self.view = empty_view()
+        self.watch = PreparationWatch("run", LiveWorkers(self.view))
 
     def show(self, role, incarnation, run_id="run", reached=-1, number=0):
-        name = f"{role}-{number}"
-        self.present[name] = WorkerPresence(worker=name, role=role, incarnation=str(incarnation), run_id=run_id, reached=reached)
+        beat(self.view, f"{role}-{number}", role, str(incarnation), run_id=run_id, reached=reached)
         return self.watch.fault()
 
     def vanish(self):
-        self.present.clear()
+        for name in list(self.view.entries):
+            change(self.view, name, None)
         return self.watch.fault()
 
 
@@ -61,7 +62,7 @@ def test_a_machine_that_kills_its_worker_ends_no_run_that_another_one_prepares()
     workers.show("rollout", "patient", number=1)
     for attempt in range(20):
         assert workers.show("rollout", attempt) == ""
-    del workers.present["rollout-1"]
+    change(workers.view, "rollout-1", None)
     assert "rollout" in workers.watch.fault(), "the other one died too"
 
 
@@ -69,9 +70,9 @@ def test_a_worker_that_is_ready_clears_the_deaths_of_its_role_alone():
     workers = Workers()
     for number in range(5):
         workers.show("trainer", number)
-        workers.show("rollout", number)
-    workers.show("rollout", 4, reached=0)
-    assert workers.show("rollout", 5) == ""
+        workers.show("rollout", f"r{number}")
+    workers.show("rollout", "r4", reached=0)
+    assert workers.show("rollout", "r5") == ""
     assert "trainer" in workers.show("trainer", 5)
 
 
@@ -95,15 +96,15 @@ class Trainers:
     """What the conductor sees of the run's trainers and of its newest version."""
 
     def __init__(self):
-        self.present = []
-        self.watch = StepWatch("run", lambda _role: self.present)
+        self.view = empty_view()
+        self.watch = StepWatch("run", LiveWorkers(self.view))
 
     def serve(self, incarnation, version, has_work=True, run_id="run"):
-        self.present = [WorkerPresence(worker="trainer-0", role="trainer", incarnation=str(incarnation), run_id=run_id, reached=0)]
+        beat(self.view, "trainer-0", "trainer", str(incarnation), run_id=run_id, reached=0)
         return self.watch.fault(version, has_work=has_work)
 
     def kill(self, version, has_work=True):
-        self.present = []
+        change(self.view, "trainer-0", None)
         return self.watch.fault(version, has_work=has_work)
 
 
