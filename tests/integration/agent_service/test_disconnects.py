@@ -164,6 +164,17 @@ async def test_an_agent_that_does_not_come_back_loses_its_episode_and_one_that_e
     assert (ended.status, ended.done, ended.reward) == (OK, True, 0.5)
 
 
+async def test_a_draw_that_nobody_waits_for_is_withdrawn_though_the_agent_has_ended_its_episode(drawing):
+    game = await drawing()
+    asking = game.asks()
+    game.worker.session = (await game.opening).session
+    asking.cancel()
+    assert (await game.agent.end(reward=0.5)).status_code == 200, "before the worker is told"
+    assert await asyncio.wait_for(game.told, 10) == [game.worker.session]
+    ended = await game.worker.withdraw()
+    assert (ended.status, ended.done, ended.reward) == (OK, True, 0.5)
+
+
 async def test_an_untrained_turn_is_withdrawn_too(drawing):
     game = await drawing()
     asking = asyncio.create_task(game.agent.chat("a", {"x-gradbus-train": "false"}))

@@ -198,7 +198,7 @@ def test_spans_carry_texts_where_the_worker_gives_them(finished_spans):
         ("turn", None, None),
         ("sample", "where?", "look and see"),
         ("turn", "where?", "look"),
-        ("turn", "it is\ndark", "x" * 32_768),
+        ("turn", "it is\ndark", "x" * 2048),
     ]
 
 

@@ -87,11 +87,14 @@ def _pace(run: dict[str, Any], steps: Sequence[dict[str, Any]]) -> Pace:
 
 
 def _lengths(client: Client, run_id: str, steps: Sequence[dict[str, Any]]) -> list[tuple[int, ...]]:
-    """Tokens of the newest responses, by group."""
+    """Tokens of responses of the newest steps, by group."""
     since = int(datetime.fromisoformat(steps[-_FEWEST]["created_at"]).timestamp() * 1000)
     found: dict[int, list[int]] = {}
-    for sample in client.samples(run_id, after=f"{since}-0.0", limit=_SAMPLES)["data"]:
+    page = client.samples(run_id, after=f"{since}-0.0", limit=_SAMPLES)
+    for sample in page["data"]:
         found.setdefault(sample["index"], []).append(sample["token_count"])
+    if page["has_more"] and len(found) > 1:
+        found.popitem()  # the page may end within it
     if not found:
         raise StackError("no group has entered the log in the last steps; ask again while the run samples")
     return [tuple(found[index]) for index in sorted(found)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -51,6 +51,5 @@ class Thinking:
         count = bisect_left(range(len(turn)), True, key=lambda length: self._written(turn[:length]).startswith(text[:end]))
         if len(self._written(turn[:count])) > begin:
             return _NOTHING
-        while count < len(turn) and len(self._written(turn[: count + 1])) <= begin:
-            count += 1
-        return count
+        # By halving, as above: a policy may draw thousands of spaces, and each look decodes the whole beginning.
+        return bisect_right(range(len(turn) + 1), begin, lo=count, key=lambda length: len(self._written(turn[:length]))) - 1

@@ -287,7 +287,7 @@ class AgentEpisode:
     def _abandon(self, ask: Ask, left: int) -> None:
         """Nobody waited for a while, unless somebody came since and left too."""
         progress, most = self._progress, WITHDRAWN_PER_TURN * self.opening.section.max_turns
-        if self._asks.is_abandoned(ask) and ask.left == left and not progress.over and progress.withdrawn < most:
+        if self._asks.is_abandoned(ask) and ask.left == left and progress.withdrawn < most:
             self.on_abandoned(self)
 
     def _answer(self, asked: Ask, request: StepRequest) -> None:

@@ -26,8 +26,8 @@ from gradbus.v1.sample_pb2 import Sample
 from gradbus.v1.task_pb2 import Task
 from gradbus_rollout.engines.base import Completion, GroupCompletion
 
-_MOST_CHARACTERS: Final = 1 << 15
-"""Of a text in a span: collectors refuse a message of more than 4 MiB, and an export has up to 512 spans."""
+_MOST_CHARACTERS: Final = 2048
+"""Of a text in a span: collectors refuse a message of more than 4 MiB, and an export has up to 512 spans of two texts."""
 
 
 @dataclass(frozen=True, slots=True)
