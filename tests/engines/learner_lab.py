@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from gradbus.spec import DeepSpeedSpec, LoraSpec, RunSpec
+from gradbus.spec import CriticSpec, DeepSpeedSpec, LoraSpec, RunSpec
 from gradbus_trainer.step.batch import Batch, TrainSample
 
 VOCAB = 19
@@ -39,6 +39,13 @@ LORA_SPEC = SPEC.model_copy(
     }
 )
 """Adapters, and a KL to what the model is without them."""
+
+
+def ppo_spec(spec: RunSpec, critic: dict) -> RunSpec:
+    """`spec` with advantages by a critic of these fields."""
+    settings = CriticSpec(**critic)
+    algorithm = spec.algorithm.model_copy(update={"advantage": "gae", "normalize_std": False, "whiten": "tokens", "filter": "none"})
+    return spec.model_copy(update={"algorithm": algorithm, "trainer": spec.trainer.model_copy(update={"critic": settings})})
 
 
 def make_model(path: Path) -> Path:
@@ -96,6 +103,8 @@ class Plan:
     last: int = 4
     rows: int = 8
     lora: bool = False
+    critic: dict | None = None
+    """Fields of a critic."""
     measured: bool = False
     """Whether each rank writes the memory that loading the model takes to `rank-<number>.memory`: most of all, and in the end, bytes."""
     settings: dict = field(default_factory=dict)
@@ -156,7 +165,9 @@ def _lead(plan, settings, torchrun):
     from gradbus_trainer.learners.registry import Learners
 
     out, learners = Path(plan.out), Learners(settings, torchrun)
-    learner = learners.open(Path(plan.model), deepspeed_spec(LORA_SPEC if plan.lora else SPEC, **plan.settings))
+    spec = LORA_SPEC if plan.lora else SPEC
+    spec = spec if plan.critic is None else ppo_spec(spec, plan.critic)
+    learner = learners.open(Path(plan.model), deepspeed_spec(spec, **plan.settings))
     if plan.first:
         learner.restore(plan.first, *checkpoint(out, plan.first))
     for step in range(plan.first, plan.last):
