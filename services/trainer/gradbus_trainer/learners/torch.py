@@ -43,7 +43,7 @@ from gradbus_trainer.learners.loss_inputs import (
     with_base_reference,
 )
 from gradbus_trainer.learners.optimizer import AdamW
-from gradbus_trainer.learners.preference import LogProbs, PreferenceLossSettings, preference_settings, weighed_batch
+from gradbus_trainer.learners.preference import LogProbs, PreferenceLossSettings, preference_settings, weighed_by
 from gradbus_trainer.learners.probe import version_probe
 from gradbus_trainer.learners.working_weights import WorkingWeights
 from gradbus_trainer.step.batch import Batch, TrainSample, micro_batches
@@ -207,13 +207,13 @@ class TorchLearner:
 
     def _optimise_preference(self, batch: Batch, before: StepMetrics, settings: PreferenceLossSettings) -> StepMetrics:
         """The update by the loss of the batch's pairs or labelled responses."""
-        references: LogProbs | None = None
-        if self._learner_computes_reference:
+
+        def base() -> LogProbs:
             with adapters_off(self._model):
-                references = self._present_logprobs(batch)
-        elif settings.needs_reference:
-            references = [sample.reference_logprobs for sample in batch.samples if sample.reference_logprobs is not None]
-        weighed = weighed_batch(batch, self._present_logprobs(batch), references, settings)
+                return self._present_logprobs(batch)
+
+        present = partial(self._present_logprobs, batch)
+        weighed = weighed_by(batch, present, base if self._learner_computes_reference else None, settings)
         return weighed.metrics_of(self._optimise(weighed.batch, before))
 
     def _clip_and_step(self, step: int, rate: float) -> float:

@@ -27,7 +27,7 @@ from gradbus_kernels.models.causal_lm import load_causal_lm
 from gradbus_kernels.models.decoder import CausalLM
 from gradbus_kernels.models.device_memory import OffDevice
 from gradbus_kernels.models.dtypes import DTYPES
-from gradbus_kernels.models.lora import add_adapters
+from gradbus_kernels.models.lora import adapters_off, add_adapters
 from gradbus_kernels.models.mixture.experts import MixtureOfExperts
 from gradbus_kernels.operators import PolicyLoss, PolicyTokens, linear_grpo_loss
 from gradbus_trainer.learners.base import StepMetrics
@@ -39,12 +39,13 @@ from gradbus_trainer.learners.deepspeed.held_tensors import on_device
 from gradbus_trainer.learners.deepspeed.model_shards import agreed, load_shards, stored_weights, whole_shape
 from gradbus_trainer.learners.deepspeed.parameter_state import ParameterState
 from gradbus_trainer.learners.deepspeed.policy import Policy, hidden_states, logprobs_at
-from gradbus_trainer.learners.deepspeed.rank_states import PolicyStates, RankStates
+from gradbus_trainer.learners.deepspeed.rank_states import PolicyStates, RankStates, joined
 from gradbus_trainer.learners.deepspeed.ranks import Ranks
 from gradbus_trainer.learners.deepspeed.shares import Piece, idle_piece, pieces_of
 from gradbus_trainer.learners.determinism import fix_order_of_sums
 from gradbus_trainer.learners.gradient_step import GradientStep, check_gradient
 from gradbus_trainer.learners.loss_inputs import policy_settings, policy_tokens, with_base_reference
+from gradbus_trainer.learners.preference import LogProbs, PreferenceLossSettings, preference_settings, weighed_by
 from gradbus_trainer.learners.probe import version_probe
 from gradbus_trainer.step.batch import Batch, TokenTotals, TrainSample
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
@@ -66,6 +67,7 @@ class RankEngine:
         fix_order_of_sums(ranks.device)
         self._spec = spec
         self._settings = policy_settings(spec.algorithm)
+        self._preference = preference_settings(spec)
         self._learner_computes_reference = learner_computes_reference(spec)
         self._ranks = ranks
         model = self._load(folder)
@@ -99,6 +101,8 @@ class RankEngine:
 
         Raises TrainingError on every rank, with the weights unchanged, when the gradient is not finite.
         """
+        if self._preference is not None:
+            return self._optimise_preference(batch, rate, self._preference)
         if self.critic is None:
             return self._optimise(batch, rate)
         return self.critic.train(batch, StepMetrics(noop=True, learning_rate=rate), partial(self._optimise, rate=rate))
@@ -114,6 +118,26 @@ class RankEngine:
         check_gradient(norm, batch.step)
         self._ranks.reduce(step.stats.sums, step.stats.largest)
         return step.metrics(batch, rate, norm)
+
+    def _optimise_preference(self, batch: Batch, rate: float, settings: PreferenceLossSettings) -> StepMetrics:
+        """The update by the loss of the batch's pairs or labelled responses, which every rank computes for all."""
+
+        def base() -> LogProbs:
+            with adapters_off(self._engine.module):
+                return self._present_logprobs(batch)
+
+        present = partial(self._present_logprobs, batch)
+        weighed = weighed_by(batch, present, base if self._learner_computes_reference else None, settings)
+        return weighed.metrics_of(self._optimise(weighed.batch, rate))
+
+    @torch.no_grad()
+    def _present_logprobs(self, batch: Batch) -> LogProbs:
+        """The log-probabilities of each sample's tokens by the model as it is."""
+        at_head = logprobs_at(self._tempered(self._spec.rollout.temperature))
+        pieces = pieces_of(batch, self._spec, self._ranks.rank, self._ranks.size, whole_samples=True)
+        found = [self._engine.module(piece.samples, self._ranks.device, at_head)[0].float().cpu().numpy() for piece in pieces]
+        rows = joined(self._ranks, batch, np.concatenate(found), [len(sample.token_ids) for sample in batch.samples])
+        return [row.astype(np.float32) for row in rows]
 
     def weight(self, name: str) -> torch.Tensor:
         """A trained weight, whole, float32."""
@@ -200,7 +224,7 @@ class RankEngine:
         for number, piece in enumerate(pieces, 1):
             self._engine.set_gradient_accumulation_boundary(number == len(pieces))
             tokens = policy_tokens(piece.samples, piece.weights, totals, self._settings, self._ranks.device)
-            if self._learner_computes_reference:
+            if self._learner_computes_reference and self._settings.kl:
                 at_head = logprobs_at(self._tempered(self._spec.rollout.temperature))
                 base = partial(self._engine.module, piece.samples, self._ranks.device, at_head)
                 tokens = with_base_reference(tokens, self._engine.module, base)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from gradbus.spec import RunSpec
@@ -65,11 +67,17 @@ class RankStates:
             parameter.grad = gradient
 
     def of_all_rows(self, batch: Batch, rows: Sequence[Floats]) -> list[Floats]:
-        """See `HiddenStates`. A number has one summand that is not 0, so it keeps its bits."""
-        counts = batch.trainable_counts
-        own = np.concatenate(rows)  # an idle piece has no trainable token
-        begin = sum(counts[: rows_before(batch, self._ranks.rank, self._ranks.size)])
-        every = torch.zeros(sum(counts), dtype=torch.float64)
-        every[begin : begin + len(own)] = torch.from_numpy(own)
-        self._ranks.sum(every)
-        return np.split(every.numpy(), np.cumsum(counts)[:-1])
+        """See `HiddenStates`."""
+        return joined(self._ranks, batch, np.concatenate(rows), batch.trainable_counts)
+
+
+def joined(ranks: Ranks, batch: Batch, own: NDArray[Any], lengths: Sequence[int]) -> list[Floats]:
+    """What all ranks found for each row of the batch, float64 `[length]` each; `own` is what this one did, and then of idle pieces.
+
+    A number has one summand that is not 0, so it keeps its bits. Ranks have whole samples.
+    """
+    begin, end = (sum(lengths[: rows_before(batch, ranks.rank + after, ranks.size)]) for after in (0, 1))
+    every = torch.zeros(sum(lengths), dtype=torch.float64)
+    every[begin:end] = torch.from_numpy(own[: end - begin])
+    ranks.sum(every)
+    return np.split(every.numpy(), np.cumsum(lengths)[:-1])
