@@ -77,8 +77,9 @@ def test_the_ranks_agree_with_each_other_and_with_one_process(make_spec, model_f
         assert [name for name in first if not torch.equal(first[name], other[name])] == []
     assert first.keys() == expected.keys()
     for name, tensor in first.items():
-        # Relative to the tensor's size: AdamW divides by small numbers, and adapters begin at 0.
+        # Moments, which are means of gradients, by their size; weights by a part of one update too, because AdamW divides by small numbers.
         bound = 1e-4 * max(float(expected[name].abs().max()), 1e-3)
+        bound = bound if ".exp_avg" in name else max(bound, 1e-2 * spec.trainer.critic.learning_rate)
         torch.testing.assert_close(tensor, expected[name], rtol=0.0, atol=bound, msg=lambda text, name=name: f"{name}: {text}")
     for one, other in zip(json.loads((tmp_path / "rank-0.json").read_text()), told, strict=True):
         assert list(one.values()) == pytest.approx([other.loss, other.explained_variance, other.grad_norm], rel=2e-5, abs=2e-6)
