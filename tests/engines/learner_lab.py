@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from gradbus.spec import DeepSpeedSpec, LoraSpec, RunSpec
+from gradbus.spec import CriticSpec, DeepSpeedSpec, LoraSpec, RunSpec
 from gradbus_trainer.step.batch import Batch, TrainSample
 
 VOCAB = 19
@@ -39,6 +39,34 @@ LORA_SPEC = SPEC.model_copy(
     }
 )
 """Adapters, and a KL to what the model is without them."""
+
+
+def ppo_spec(spec: RunSpec, critic: dict) -> RunSpec:
+    """`spec` with advantages by a critic of these fields."""
+    settings = CriticSpec(**critic)
+    algorithm = spec.algorithm.model_copy(update={"advantage": "gae", "normalize_std": False, "whiten": "tokens", "filter": "none"})
+    return spec.model_copy(update={"algorithm": algorithm, "trainer": spec.trainer.model_copy(update={"critic": settings})})
+
+
+def kind_spec(kind: str, lora: dict | None = None) -> RunSpec:
+    """A run on pairs or labels, with the trainer of `SPEC`."""
+    trainer = {"learning_rate": 1e-2, "weight_decay": 0.1, "warmup_steps": 2, "micro_batch_tokens": 40} | ({"lora": lora} if lora else {})
+    body = {"name": "pairs", "kind": kind, "model": {"path": "m"}, "data": {"train": "t"}, "schedule": {"steps": 8}}
+    return RunSpec.model_validate(body | {"trainer": trainer})
+
+
+def pair_batch(step: int) -> Batch:
+    """Four pairs, with reference log-probabilities and, in place of advantages, labels; some tokens are not trained."""
+    rng, rows = np.random.default_rng(100 + step), []
+    for n in range(8):
+        prompt = np.arange(2 + n // 2, dtype=np.int32)
+        response = rng.integers(0, VOCAB, 1 + (n * 3 + step) % 5).astype(np.int32)
+        trainable = rng.random(len(response)) < 0.8
+        trainable[0] = True
+        zeros, label = np.zeros(len(response), np.float32), (1.0, 0.0, -1.0, 0.0)[n % 4]
+        reference = rng.normal(-3.0, 0.2, len(response)).astype(np.float32)
+        rows.append(TrainSample(prompt, response, zeros, trainable, np.full(len(response), label, np.float32), reference))
+    return Batch(step, rows)
 
 
 def make_model(path: Path) -> Path:
@@ -96,6 +124,9 @@ class Plan:
     last: int = 4
     rows: int = 8
     lora: bool = False
+    critic: dict | None = None
+    """Fields of a critic."""
+    kind: str = "rl"
     measured: bool = False
     """Whether each rank writes the memory that loading the model takes to `rank-<number>.memory`: most of all, and in the end, bytes."""
     settings: dict = field(default_factory=dict)
@@ -156,11 +187,14 @@ def _lead(plan, settings, torchrun):
     from gradbus_trainer.learners.registry import Learners
 
     out, learners = Path(plan.out), Learners(settings, torchrun)
-    learner = learners.open(Path(plan.model), deepspeed_spec(LORA_SPEC if plan.lora else SPEC, **plan.settings))
+    spec = LORA_SPEC if plan.lora else SPEC
+    spec = spec if plan.critic is None else ppo_spec(spec, plan.critic)
+    spec, rows_of = (spec, batch) if plan.kind == "rl" else (kind_spec(plan.kind), pair_batch)
+    learner = learners.open(Path(plan.model), deepspeed_spec(spec, **plan.settings))
     if plan.first:
         learner.restore(plan.first, *checkpoint(out, plan.first))
     for step in range(plan.first, plan.last):
-        metrics = learner.train(Batch(step, batch(step).samples[: plan.rows]))
+        metrics = learner.train(Batch(step, rows_of(step).samples[: plan.rows]))
         (out / f"{step + 1}.metrics").write_text(json.dumps(asdict(metrics)))
         save_file(dict(learner.weights()), out / f"{step + 1}.weights")
         save_file(dict(learner.optimizer_tensors()), out / f"{step + 1}.optimizer")

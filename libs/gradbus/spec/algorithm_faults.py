@@ -138,8 +138,9 @@ def _critic_faults(spec: AlgorithmSpec, trainer: TrainerSpec, schedule: Schedule
     if trainer.critic is not None and trainer.critic.kind != "full" and trainer.critic.freeze != "none":
         message = f"a critic of kind {trainer.critic.kind} trains no attention of its own"
         yield Fault("trainer.critic.freeze", message, f'"{trainer.critic.freeze}"', '"none", or trainer.critic.kind = "full"')
-    if trainer.critic is not None and trainer.backend != "torch":
-        yield Fault("trainer.backend", f"the {trainer.backend} backend trains no critic", f'"{trainer.backend}"', '"torch"')
+    if trainer.critic is not None and trainer.backend != "torch" and trainer.critic.target == "vtrace":
+        message = f"the {trainer.backend} backend has no pass of the policy before the step"
+        yield Fault("trainer.critic.target", message, '"vtrace"', '"returns", or trainer.backend = "torch"')
     if trainer.critic is not None and schedule and trainer.critic.warmup_steps >= schedule.steps:
         given, allowed = str(trainer.critic.warmup_steps), f"less than schedule.steps, {schedule.steps}"
         yield Fault("trainer.critic.warmup_steps", "the policy would never be trained", given, allowed)

@@ -60,14 +60,13 @@ def _trainer_faults(kind: str, trainer: TrainerSpec) -> Iterator[Fault]:
     if trainer.inner.updates > 1:
         message = f"a step of kind {kind} trains each of its rows once"
         yield Fault("trainer.inner", message, f"{trainer.inner.updates} updates", "no [trainer.inner]; take smaller steps, or more of them")
-    if trainer.backend == "deepspeed" and kind in PREFERENCE_KINDS:
-        message = f"the loss of {kind} compares responses, and ranks share the rows of a step"
-        yield Fault("trainer.backend", message, '"deepspeed"', '"torch"')
     if kind == "reward_model":
         yield from _reward_model_faults(trainer)
 
 
 def _reward_model_faults(trainer: TrainerSpec) -> Iterator[Fault]:
+    if trainer.backend == "deepspeed":
+        yield Fault("trainer.backend", "the deepspeed backend trains no scoring head", '"deepspeed"', '"torch"')
     if trainer.lora is not None:
         yield Fault("trainer.lora", "a reward model trains every weight and its head", allowed="no [trainer.lora], or another kind")
     if trainer.dtype != "fp32":

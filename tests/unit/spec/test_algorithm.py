@@ -175,7 +175,7 @@ def test_a_critic_and_the_advantage_that_reads_it_need_each_other():
         ({"name": "sao"}, {"critic": {"kind": "lora", "warmup_steps": 0}}, "trainer.critic.freeze"),
         ({"name": "ppo"}, {"critic": {"rank": 4}}, "trainer.critic.rank"),
         ({}, {"critic": {}}, "trainer.critic"),
-        ({"name": "ppo"}, {"critic": {}, "backend": "deepspeed"}, "trainer.backend"),
+        ({"name": "ppo"}, {"critic": {"target": "vtrace"}, "backend": "deepspeed"}, "trainer.critic.target"),
         ({"name": "ppo"}, {"critic": {"warmup_steps": 4}}, "trainer.critic.warmup_steps"),
     ):
         with pytest.raises(SpecError) as refused:

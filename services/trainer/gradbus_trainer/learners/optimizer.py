@@ -7,7 +7,7 @@ under that class does not.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 from torch.nn import Parameter
@@ -67,9 +67,14 @@ class AdamW:
         """The state, float32."""
         return LazyTensors.of(self._state)
 
-    def check(self, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Raises ModelError if `tensors` is neither empty nor a snapshot over parameters of these names."""
-        if tensors and tensors.keys() != self._owners.keys():
+    @property
+    def shapes(self) -> Mapping[str, torch.Size]:
+        """Shapes of the state after a first step, in its order."""
+        return {name: torch.Size() if name.endswith(".step") else owner.shape for name, owner in self._owners.items()}
+
+    def check(self, names: Collection[str]) -> None:
+        """Raises ModelError if `names` are neither none nor those of a snapshot over these parameters."""
+        if names and set(names) != self._owners.keys():
             raise ModelError("the optimiser state is of another model; resume from the run's own checkpoint")
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:

@@ -9,7 +9,7 @@ whoever computes them.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, cast
 
@@ -56,6 +56,18 @@ def preference_settings(spec: RunSpec) -> PreferenceLossSettings | None:
         return None
     loss = cast("Literal['dpo', 'ipo', 'simpo', 'orpo']", spec.kind)
     return PreferenceSettings(loss, chosen.beta, chosen.margin, chosen.label_smoothing)
+
+
+def weighed_by(
+    batch: Batch, present: Callable[[], LogProbs], base: Callable[[], LogProbs] | None, settings: PreferenceLossSettings
+) -> WeighedBatch:
+    """`weighed_batch` by a learner that computes the policy's log-probabilities, and with `base` those of the base model too."""
+    references: LogProbs | None = None
+    if base is not None:
+        references = base()
+    elif settings.needs_reference:
+        references = [sample.reference_logprobs for sample in batch.samples if sample.reference_logprobs is not None]
+    return weighed_batch(batch, present(), references, settings)
 
 
 def weighed_batch(batch: Batch, logprobs: LogProbs, references: LogProbs | None, settings: PreferenceLossSettings) -> WeighedBatch:

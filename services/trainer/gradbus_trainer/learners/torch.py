@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from gradbus import crash_points
 from gradbus.algorithms import Coefficients, learner_computes_reference
-from gradbus.errors import ModelError, SettingsError
+from gradbus.errors import SettingsError
 from gradbus.process.allocator import keep_freed_memory
 from gradbus.spec import RunSpec
 from gradbus.v1.weights_pb2 import VersionProbe
@@ -28,7 +27,9 @@ from gradbus_kernels.models.lora import adapters_off, add_adapters
 from gradbus_kernels.models.packing import TokenSequence
 from gradbus_kernels.operators import PolicyLoss, PolicyTokens, linear_grpo_loss, policy_loss
 from gradbus_trainer.learners.base import StepMetrics
-from gradbus_trainer.learners.critic.critic import Critic, belongs_to_critic
+from gradbus_trainer.learners.critic.body import open_body
+from gradbus_trainer.learners.critic.critic import Critic, divided
+from gradbus_trainer.learners.critic.states import ModelStates
 from gradbus_trainer.learners.data_parallel import DataParallelThreads, accumulate_in_turn
 from gradbus_trainer.learners.determinism import fix_order_of_sums
 from gradbus_trainer.learners.gradient_step import GradientStep, before_step, check_gradient, mean_of_updates
@@ -42,7 +43,7 @@ from gradbus_trainer.learners.loss_inputs import (
     with_base_reference,
 )
 from gradbus_trainer.learners.optimizer import AdamW
-from gradbus_trainer.learners.preference import LogProbs, PreferenceLossSettings, preference_settings, weighed_batch
+from gradbus_trainer.learners.preference import LogProbs, PreferenceLossSettings, preference_settings, weighed_by
 from gradbus_trainer.learners.probe import version_probe
 from gradbus_trainer.learners.working_weights import WorkingWeights
 from gradbus_trainer.step.batch import Batch, TrainSample, micro_batches
@@ -91,8 +92,10 @@ class TorchLearner:
         if side_by_side:
             self._portions = _PORTIONS * threads
             self._accumulate = DataParallelThreads(threads, list(trained.values()), list(self._named.values())).accumulate
-        critic = spec.trainer.critic
-        self._critic = None if critic is None else Critic(model_folder, spec, critic, self._model)
+        self._critic: Critic | None = None
+        if (critic := spec.trainer.critic) is not None:
+            body = open_body(model_folder, spec, critic, self._model)
+            self._critic = Critic(spec, critic, ModelStates(body, spec.trainer.micro_batch_tokens))
         self._off_device: OffDevice | None = None
 
     @property
@@ -110,8 +113,6 @@ class TorchLearner:
                 metrics = self._update_all(batch, metrics)
             finally:
                 self._optimizer.forget_gradient()
-                if self._critic is not None:
-                    self._critic.forget_gradient()
         self._step = batch.step + 1
         return metrics
 
@@ -134,12 +135,9 @@ class TorchLearner:
 
     def restore(self, step: int, weights: Mapping[str, torch.Tensor], optimizer_tensors: Mapping[str, torch.Tensor]) -> None:
         """See `Learner`."""
-        of_critic = {name: tensor for name, tensor in optimizer_tensors.items() if self._critic is not None and belongs_to_critic(name)}
-        moments = {name: tensor for name, tensor in optimizer_tensors.items() if name not in of_critic}
+        moments, of_critic = divided(optimizer_tensors, self._critic)
         self._optimizer.check(moments)
         if self._critic is not None:
-            if moments and not of_critic:
-                raise ModelError("the checkpoint has a trained policy and no critic; resume from the run's own checkpoint")
             self._critic.restore(of_critic)
         load_weights(self._stored(), weights)
         self._optimizer.restore(moments)
@@ -170,7 +168,7 @@ class TorchLearner:
         if self._reads_anchor:
             batch = self._anchored(batch)
         if self._critic is not None:
-            return self._optimise_both(batch, before, self._critic)
+            return self._critic.train(batch, before, partial(self._optimise, before=before))
         if self._preference is not None:
             return self._optimise_preference(batch, before, self._preference)
         return self._optimise(batch, before)
@@ -207,28 +205,15 @@ class TorchLearner:
         norm = step.update(lambda: self._clip_and_step(batch.step, before.learning_rate))
         return step.metrics(batch, before.learning_rate, norm)
 
-    def _optimise_both(self, batch: Batch, before: StepMetrics, critic: Critic) -> StepMetrics:
-        """The critic, and then the policy by the advantages that the critic's values before its updates give.
-
-        In the first `warmup_steps` the critic alone.
-        """
-        estimates = critic.estimate(batch)
-        metrics, of_critic = before, estimates.metrics(critic.gradient_norm(batch.step))
-        critic.update(batch, estimates)
-        crash_points.reached("between-critic-and-policy")
-        if not critic.warms_up(batch.step):
-            metrics = self._optimise(estimates.batch, before)
-        return replace(metrics, tokens=sum(batch.trainable_counts), critic=of_critic)
-
     def _optimise_preference(self, batch: Batch, before: StepMetrics, settings: PreferenceLossSettings) -> StepMetrics:
         """The update by the loss of the batch's pairs or labelled responses."""
-        references: LogProbs | None = None
-        if self._learner_computes_reference:
+
+        def base() -> LogProbs:
             with adapters_off(self._model):
-                references = self._present_logprobs(batch)
-        elif settings.needs_reference:
-            references = [sample.reference_logprobs for sample in batch.samples if sample.reference_logprobs is not None]
-        weighed = weighed_batch(batch, self._present_logprobs(batch), references, settings)
+                return self._present_logprobs(batch)
+
+        present = partial(self._present_logprobs, batch)
+        weighed = weighed_by(batch, present, base if self._learner_computes_reference else None, settings)
         return weighed.metrics_of(self._optimise(weighed.batch, before))
 
     def _clip_and_step(self, step: int, rate: float) -> float:

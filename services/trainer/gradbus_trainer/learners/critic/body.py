@@ -24,13 +24,17 @@ class Body(NamedTuple):
 
 
 def open_body(folder: Path, spec: RunSpec, settings: CriticSpec, policy: LanguageModel) -> Body:
-    """The body of a critic of this kind: the policy itself, or a copy of the base model, float32 on its device. Raises ModelError."""
-    if settings.kind == "head":
-        return Body(policy, {})
-    model = load_causal_lm(folder, torch.float32, str(policy.device))
+    """The body of a critic of this kind: the policy itself, or a model of its own, on the policy's device. Raises ModelError."""
+    return Body(policy, {}) if settings.kind == "head" else own_body(folder, spec, settings, policy.device, policy)
+
+
+def own_body(folder: Path, spec: RunSpec, settings: CriticSpec, device: torch.device, policy: LanguageModel | None = None) -> Body:
+    """A copy of the base model, float32. Its frozen weights are those of `policy` where this one has the same. Raises ModelError."""
+    model = load_causal_lm(folder, torch.float32, str(device))
     model.set_checkpointing(spec.trainer.gradient_checkpointing)
     if (adapters := settings.adapters) is not None:
-        _share_frozen(model, policy)
+        if policy is not None:
+            _share_frozen(model, policy)
         return Body(model, add_adapters(model, adapters, spec.seed))
     if settings.freeze == "attention":
         freeze_attention(model)

@@ -12,6 +12,7 @@ import safetensors.torch
 import torch
 from numpy.typing import NDArray
 
+from gradbus.algorithms import UNMARKED, SampleMarks
 from gradbus_trainer.step.batch import Batch, Origin, TrainSample
 
 Name = Literal["open", "train", "weight", "moment", "probe", "restore", "release", "rest", "stop"]
@@ -56,6 +57,8 @@ def batch_tensors(batch: Batch) -> dict[str, torch.Tensor]:
     references = [sample.reference_logprobs for sample in samples if sample.reference_logprobs is not None]
     if len(references) == len(samples):
         columns["reference_logprobs"] = np.concatenate(references)
+    if any(sample.marks.cut_off for sample in samples):
+        columns["cut_off"] = np.array([sample.marks.cut_off for sample in samples])
     if any(sample.origin is not None for sample in samples):
         columns["origins"] = np.array([sample.origin or _NO_ORIGIN for sample in samples])
     return {name: torch.from_numpy(np.array(column)) for name, column in columns.items()}
@@ -68,6 +71,7 @@ def batch_of(step: int, tensors: Mapping[str, torch.Tensor]) -> Batch:
     names = ("token_ids", "behaviour_logprobs", "trainable", "advantages", "reference_logprobs")
     rows: dict[str, Any] = {name: _rows(columns[name], columns["lengths"]) for name in names if name in columns}
     rows["origin"] = _origins(columns["origins"]) if "origins" in columns else [None] * len(prompts)
+    rows["marks"] = [SampleMarks(cut_off=cut) for cut in columns["cut_off"].tolist()] if "cut_off" in columns else [UNMARKED] * len(prompts)
     return Batch(
         step,
         [TrainSample(prompt_ids=prompt, **{name: parts[n] for name, parts in rows.items()}) for n, prompt in enumerate(prompts)],

@@ -88,4 +88,4 @@ def _take_part(engine: RankEngine, command: Command) -> None:
         case "probe":
             engine.probe()
         case "restore":
-            engine.restore(arguments["updates"], {})
+            engine.restore(arguments["updates"], {}, with_critic=arguments["critic"])

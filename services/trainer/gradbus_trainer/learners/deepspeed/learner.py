@@ -14,6 +14,7 @@ from gradbus.spec import RunSpec
 from gradbus.v1.weights_pb2 import VersionProbe
 from gradbus_kernels.models.causal_lm import check_shapes
 from gradbus_trainer.learners.base import StepMetrics
+from gradbus_trainer.learners.critic.critic import divided
 from gradbus_trainer.learners.deepspeed.commands import Command, batch_tensors
 from gradbus_trainer.learners.deepspeed.leader import Leader
 from gradbus_trainer.learners.deepspeed.rank_engine import MOMENTS
@@ -56,7 +57,9 @@ class DeepSpeedLearner:
         """See `Learner`. Each tensor is gathered from the ranks when it is asked for."""
         shapes = self._engine.shapes if self._updates else {}
         moments = LazyTensors({f"{name}.{moment}": shape for name, shape in shapes.items() for moment in MOMENTS}, self._moment)
-        return moments | LazyTensors({f"{name}.step": torch.Size() for name in shapes}, lambda _: torch.tensor(float(self._updates)))
+        steps = LazyTensors({f"{name}.step": torch.Size() for name in shapes}, lambda _: torch.tensor(float(self._updates)))
+        of_critic = {} if self._engine.critic is None else self._engine.critic.tensors().shapes
+        return moments | steps | LazyTensors(of_critic, self._of_critic)
 
     def probe(self) -> VersionProbe:
         """See `Learner`."""
@@ -66,11 +69,13 @@ class DeepSpeedLearner:
         """See `Learner`."""
         shapes = self._engine.shapes
         check_shapes(shapes, weights)
-        if optimizer_tensors and optimizer_tensors.keys() != {f"{name}.{moment}" for name in shapes for moment in (*MOMENTS, "step")}:
+        moments, of_critic = divided(optimizer_tensors, self._engine.critic)
+        if moments and moments.keys() != {f"{name}.{moment}" for name in shapes for moment in (*MOMENTS, "step")}:
             raise ModelError("the optimiser state is of another model; resume from the run's own checkpoint")
-        updates = next((int(tensor) for name, tensor in optimizer_tensors.items() if name.endswith(".step")), 0)
-        source = {**weights, **optimizer_tensors}
-        self._lead(Command("restore", {"updates": updates}), lambda: self._engine.restore(updates, source))
+        updates = next((int(tensor) for name, tensor in moments.items() if name.endswith(".step")), 0)
+        source, with_critic = {**weights, **moments, **of_critic}, bool(of_critic)
+        command = Command("restore", {"updates": updates, "critic": with_critic})
+        self._lead(command, lambda: self._engine.restore(updates, source, with_critic=with_critic))
         self._step, self._updates = step, updates
 
     def release(self) -> None:
@@ -85,7 +90,7 @@ class DeepSpeedLearner:
         tensors = batch_tensors(batch) if self._leader.ranks.size > 1 else {}
         command = Command("train", {"step": batch.step, "rate": rate}, tensors)
         metrics = self._lead(command, lambda: self._engine.train(batch, rate))
-        self._updates += 1
+        self._updates += metrics.updates
         return metrics
 
     def _weight(self, name: str) -> torch.Tensor:
@@ -94,6 +99,10 @@ class DeepSpeedLearner:
     def _moment(self, key: str) -> torch.Tensor:
         name, _, moment = key.rpartition(".")
         return self._lead(Command("moment", {"name": name, "moment": moment}), lambda: self._engine.moment(name, moment))
+
+    def _of_critic(self, name: str) -> torch.Tensor:
+        """Which each rank has whole."""
+        return self._lead(Command("rest"), lambda: self._engine.of_critic(name))
 
     def _lead(self, command: Command, work: Callable[[], _Result]) -> _Result:
         return self._leader.lead(self._engine, command, work)

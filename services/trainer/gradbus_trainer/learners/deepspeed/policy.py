@@ -44,6 +44,11 @@ class _Head(torch.nn.Module):
         return at_head(hidden, self.weight, targets)
 
 
+def hidden_states(hidden: Tensor, weight: Tensor, ids: Tensor) -> Tensor:  # noqa: ARG001 - as every operator on the head
+    """The hidden states themselves, for a critic."""
+    return hidden
+
+
 def logprobs_at(temperature: float | Softcapped) -> AtHead[tuple[Tensor, Tensor]]:
     """Log-probabilities and entropies, float32 [R] each; see `gradbus_kernels.models.causal_lm.packed_logprobs`."""
 

@@ -27,22 +27,28 @@ from gradbus_kernels.models.causal_lm import load_causal_lm
 from gradbus_kernels.models.decoder import CausalLM
 from gradbus_kernels.models.device_memory import OffDevice
 from gradbus_kernels.models.dtypes import DTYPES
-from gradbus_kernels.models.lora import add_adapters
+from gradbus_kernels.models.lora import adapters_off, add_adapters
 from gradbus_kernels.models.mixture.experts import MixtureOfExperts
 from gradbus_kernels.operators import PolicyLoss, PolicyTokens, linear_grpo_loss
 from gradbus_trainer.learners.base import StepMetrics
+from gradbus_trainer.learners.critic.body import own_body
+from gradbus_trainer.learners.critic.critic import Critic
+from gradbus_trainer.learners.critic.states import ModelStates
 from gradbus_trainer.learners.deepspeed.config import deepspeed_config, deepspeed_optimizer
 from gradbus_trainer.learners.deepspeed.held_tensors import on_device
 from gradbus_trainer.learners.deepspeed.model_shards import agreed, load_shards, stored_weights, whole_shape
 from gradbus_trainer.learners.deepspeed.parameter_state import ParameterState
-from gradbus_trainer.learners.deepspeed.policy import Policy, logprobs_at
+from gradbus_trainer.learners.deepspeed.policy import Policy, hidden_states, logprobs_at
+from gradbus_trainer.learners.deepspeed.rank_states import PolicyStates, RankStates, joined
 from gradbus_trainer.learners.deepspeed.ranks import Ranks
 from gradbus_trainer.learners.deepspeed.shares import Piece, idle_piece, pieces_of
 from gradbus_trainer.learners.determinism import fix_order_of_sums
 from gradbus_trainer.learners.gradient_step import GradientStep, check_gradient
 from gradbus_trainer.learners.loss_inputs import policy_settings, policy_tokens, with_base_reference
+from gradbus_trainer.learners.preference import LogProbs, PreferenceLossSettings, preference_settings, weighed_by
 from gradbus_trainer.learners.probe import version_probe
 from gradbus_trainer.step.batch import Batch, TokenTotals, TrainSample
+from gradbus_trainer.tensors.lazy_tensors import LazyTensors
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 RAISED_BY_ALL = (ModelError, TrainingError)
@@ -61,6 +67,7 @@ class RankEngine:
         fix_order_of_sums(ranks.device)
         self._spec = spec
         self._settings = policy_settings(spec.algorithm)
+        self._preference = preference_settings(spec)
         self._learner_computes_reference = learner_computes_reference(spec)
         self._ranks = ranks
         model = self._load(folder)
@@ -84,6 +91,8 @@ class RankEngine:
         self._state = ParameterState(self._engine, spec.trainer, ranks)
         self._has_moments = False
         self._off_device: OffDevice | None = None
+        self.critic = self._open_critic(folder, model)
+        """The same on every rank."""
         if spec.trainer.dtype == "bf16":
             self.restore(0, exact)
 
@@ -92,11 +101,43 @@ class RankEngine:
 
         Raises TrainingError on every rank, with the weights unchanged, when the gradient is not finite.
         """
+        if self._preference is not None:
+            return self._optimise_preference(batch, rate, self._preference)
+        if self.critic is None:
+            return self._optimise(batch, rate)
+        return self.critic.train(batch, StepMetrics(noop=True, learning_rate=rate), partial(self._optimise, rate=rate))
+
+    def of_critic(self, name: str) -> torch.Tensor:
+        """A tensor of the critic. It is whole on every rank, so only one is asked."""
+        return cast("Critic", self.critic).tensors()[name]
+
+    def _optimise(self, batch: Batch, rate: float) -> StepMetrics:
+        """The policy's update."""
         pieces = pieces_of(batch, self._spec, self._ranks.rank, self._ranks.size)
         norm, step = self._step(pieces, batch.totals, rate)
         check_gradient(norm, batch.step)
         self._ranks.reduce(step.stats.sums, step.stats.largest)
         return step.metrics(batch, rate, norm)
+
+    def _optimise_preference(self, batch: Batch, rate: float, settings: PreferenceLossSettings) -> StepMetrics:
+        """The update by the loss of the batch's pairs or labelled responses, which every rank computes for all."""
+
+        def base() -> LogProbs:
+            with adapters_off(self._engine.module):
+                return self._present_logprobs(batch)
+
+        present = partial(self._present_logprobs, batch)
+        weighed = weighed_by(batch, present, base if self._learner_computes_reference else None, settings)
+        return weighed.metrics_of(self._optimise(weighed.batch, rate))
+
+    @torch.no_grad()
+    def _present_logprobs(self, batch: Batch) -> LogProbs:
+        """The log-probabilities of each sample's tokens by the model as it is."""
+        at_head = logprobs_at(self._tempered(self._spec.rollout.temperature))
+        pieces = pieces_of(batch, self._spec, self._ranks.rank, self._ranks.size, whole_samples=True)
+        found = [self._engine.module(piece.samples, self._ranks.device, at_head)[0].float().cpu().numpy() for piece in pieces]
+        rows = joined(self._ranks, batch, np.concatenate(found), [len(sample.token_ids) for sample in batch.samples])
+        return [row.astype(np.float32) for row in rows]
 
     def weight(self, name: str) -> torch.Tensor:
         """A trained weight, whole, float32."""
@@ -112,7 +153,7 @@ class RankEngine:
         module = self._engine.module
         return version_probe(module, self._vocab_size, lambda rows: module(rows, self._ranks.device, logprobs_at(self._tempered(1.0))))
 
-    def restore(self, updates: int, source: Mapping[str, torch.Tensor]) -> None:
+    def restore(self, updates: int, source: Mapping[str, torch.Tensor], *, with_critic: bool = False) -> None:
         """Takes weights and moments from rank 0's `source`, one tensor at a time; no moments after 0 `updates`."""
         if updates and not self._has_moments:
             self._make_moments()
@@ -122,13 +163,17 @@ class RankEngine:
                 value = source.get(f"{name}.{moment}") if updates else torch.zeros(self.shapes[name])
                 self._state.set_moment(parameter, moment, self._broadcast(value, self.shapes[name]))
         self._state.set_updates(updates)
+        if self.critic is not None:
+            shapes = self.critic.shapes if with_critic else {}
+            self.critic.restore(LazyTensors(shapes, lambda name: self._broadcast(source.get(name), shapes[name])))
 
     def release(self) -> None:
         """Moves everything that DeepSpeed holds on the device to host memory.
 
         Not by its own `offload_states`, which knows neither stage 0 nor, in stage 3, another AdamW than its own.
         """
-        self._off_device = OffDevice(on_device(self._engine, self._ranks.device))
+        critic = [] if self.critic is None else self.critic.held
+        self._off_device = OffDevice([*on_device(self._engine, self._ranks.device), *critic])
 
     def resume(self) -> None:
         """Does nothing if nothing was released."""
@@ -152,6 +197,22 @@ class RankEngine:
         model.set_checkpointing(trainer.gradient_checkpointing)
         return model
 
+    def _open_critic(self, folder: Path, model: CausalLM) -> Critic | None:
+        """A critic of the policy's hidden states, or of a model that each rank holds whole."""
+        settings = self._spec.trainer.critic
+        if settings is None:
+            return None
+        source: PolicyStates | ModelStates = self._hidden
+        if settings.kind != "head":
+            body = agreed(self._ranks, lambda: own_body(folder, self._spec, settings, self._ranks.device))
+            source = ModelStates(body, self._spec.trainer.micro_batch_tokens)
+        width = whole_shape(model.head_weight)[1]
+        return Critic(self._spec, settings, RankStates(self._spec, self._ranks, width, source))
+
+    def _hidden(self, samples: Sequence[TrainSample]) -> torch.Tensor:
+        found: torch.Tensor = self._engine.module(samples, self._ranks.device, hidden_states)
+        return found
+
     def _exact(self, folder: Path) -> Mapping[str, torch.Tensor]:
         """The trained weights before any cast: as the folder stores them, and adapters as they begin."""
         if self._spec.trainer.lora is None:
@@ -163,7 +224,7 @@ class RankEngine:
         for number, piece in enumerate(pieces, 1):
             self._engine.set_gradient_accumulation_boundary(number == len(pieces))
             tokens = policy_tokens(piece.samples, piece.weights, totals, self._settings, self._ranks.device)
-            if self._learner_computes_reference:
+            if self._learner_computes_reference and self._settings.kl:
                 at_head = logprobs_at(self._tempered(self._spec.rollout.temperature))
                 base = partial(self._engine.module, piece.samples, self._ranks.device, at_head)
                 tokens = with_base_reference(tokens, self._engine.module, base)

@@ -67,6 +67,11 @@ class Ranks:
         if self.size > 1:
             dist.broadcast(tensor, 0, group=self._control)
 
+    def sum(self, tensor: torch.Tensor) -> None:
+        """In place, over the ranks, on the tensor's device."""
+        if self.size > 1:
+            dist.all_reduce(tensor, dist.ReduceOp.SUM)
+
     def reduce(self, sums: torch.Tensor, largest: torch.Tensor) -> None:
         """In place, over the ranks: the sum of `sums` and the maximum of `largest`."""
         if self.size > 1:

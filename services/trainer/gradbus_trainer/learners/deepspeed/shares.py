@@ -22,14 +22,15 @@ class Piece:
     weights: Sequence[float]
 
 
-def pieces_of(batch: Batch, spec: RunSpec, rank: int, ranks: int) -> list[Piece]:
+def pieces_of(batch: Batch, spec: RunSpec, rank: int, ranks: int, *, whole_samples: bool = False) -> list[Piece]:
     """The micro-batches of `rank` of `ranks`. A function of the rows and the spec alone.
 
-    Neighbours stay together, because they share prompts; all rows of a sample are in one piece if the loss needs whole sequences.
-    Every backward pass is a collective, so a rank that has fewer pieces adds idle ones, of weight 0.
+    Neighbours stay together, because they share prompts; all rows of a sample are in one piece with `whole_samples`, and if the loss needs
+    whole sequences. Every backward pass is a collective, so a rank that has fewer pieces adds idle ones, of weight 0.
     """
     weights = batch.row_weights(spec)
-    numbers = sample_numbers(batch.samples) if policy_settings(spec.algorithm).needs_sequences else list(range(len(batch.samples)))
+    whole = whole_samples or policy_settings(spec.algorithm).needs_sequences
+    numbers = sample_numbers(batch.samples) if whole else list(range(len(batch.samples)))
     ranks_of = _owners(_sizes(batch.samples, numbers), ranks)
     shares = []
     for owner in range(ranks):
@@ -41,6 +42,13 @@ def pieces_of(batch: Batch, spec: RunSpec, rank: int, ranks: int) -> list[Piece]
     most = max(len(share) for share in shares)
     shortest = min(batch.samples, key=lambda sample: len(sample.prompt_ids) + len(sample.token_ids))
     return shares[rank] + [idle_piece(shortest)] * (most - len(shares[rank]))
+
+
+def rows_before(batch: Batch, rank: int, ranks: int) -> int:
+    """Rows of the ranks before `rank`, where a rank has whole samples."""
+    numbers = sample_numbers(batch.samples)
+    owners = _owners(_sizes(batch.samples, numbers), ranks)
+    return sum(owners[number] < rank for number in numbers)
 
 
 def idle_piece(sample: TrainSample) -> Piece:

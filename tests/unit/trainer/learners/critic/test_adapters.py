@@ -16,10 +16,10 @@ def test_the_defaults_are_those_of_a_policys_adapters():
 
 def test_only_adapters_and_head_are_trained_and_stored(ppo, rewarded):
     learner = ppo(kind="lora", rank=2, learning_rate=1e-2)
-    frozen = {name: weight.clone() for name, weight in learner._critic._body.named_parameters() if not weight.requires_grad}
+    frozen = {name: weight.clone() for name, weight in learner._critic.states.model.named_parameters() if not weight.requires_grad}
     for step in range(2):
         learner.train(rewarded(step, seed=step))
-    for name, weight in learner._critic._body.named_parameters():
+    for name, weight in learner._critic.states.model.named_parameters():
         assert weight.requires_grad == ("lora_" in name)
         assert weight.requires_grad or torch.equal(weight, frozen[name])
     stored = {name for name in learner.optimizer_tensors() if name.startswith("critic.")}
@@ -30,7 +30,7 @@ def test_only_adapters_and_head_are_trained_and_stored(ppo, rewarded):
 @pytest.mark.parametrize("lora", [{"rank": 2}, None], ids=["a policy of adapters", "a whole policy"])
 def test_frozen_weights_take_the_policys_memory_where_it_does_not_move_them(ppo, rewarded, lora):
     learner = ppo({} if lora is None else {"lora": lora}, kind="lora", rank=2)
-    policy, critic = (dict(model.named_parameters()) for model in (learner._model, learner._critic._body))
+    policy, critic = (dict(model.named_parameters()) for model in (learner._model, learner._critic.states.model))
     own = {name for name, weight in critic.items() if "lora_" not in name}
     assert {name for name in own if critic[name].data_ptr() == policy[name].data_ptr()} == (own if lora else set())
     before = state(learner)

@@ -13,7 +13,7 @@ from .conftest import same, state
 
 def test_frozen_attention_stays_that_of_the_base_model_and_is_in_no_checkpoint(ppo, rewarded):
     learner = ppo(freeze="attention", learning_rate=1e-2)
-    body = dict(learner._critic._body.named_parameters())
+    body = dict(learner._critic.states.model.named_parameters())
     before = {name: parameter.detach().clone() for name, parameter in body.items()}
     for step in range(3):
         learner.train(rewarded(step, seed=step))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from gradbus.algorithms import SampleMarks
 from gradbus_trainer.learners.deepspeed.commands import Command, batch_of, batch_tensors
 from gradbus_trainer.step.batch import Batch, TrainSample
 
@@ -25,7 +26,8 @@ def test_a_command_without_arguments_and_tensors_does_too():
 @pytest.mark.parametrize("with_references", [True, False])
 @pytest.mark.parametrize("with_forks", [True, False])
 def test_a_batch_comes_back_bit_for_bit(make_batch, split, with_references, with_forks):
-    samples = [*make_batch().samples, *(split(make_batch(seed=1).samples) if with_forks else [])]
+    cut = [replace(sample, marks=SampleMarks(cut_off=with_forks)) for sample in make_batch(seed=2).samples[:3]]
+    samples = [*make_batch().samples, *cut, *(split(make_batch(seed=1).samples) if with_forks else [])]
     batch = Batch(7, samples if with_references else [replace(sample, reference_logprobs=None) for sample in samples])
     again = batch_of(7, Command.from_bytes(Command("train", {}, batch_tensors(batch)).to_bytes()).tensors)
     assert (again.step, len(again.samples)) == (7, len(batch.samples))
