@@ -26,6 +26,9 @@ _ONE_OF: Final = {
     "environment": ("source", "service", "agent"),
 }
 """Fields of a section of which there is one: a new one takes the place of the run's."""
+_SOURCES: Final = frozenset({"path", "run", "url"})
+_REVISIONS: Final = frozenset({"revision", "version"})
+_STORED: Final = frozenset({"files", "lineage"})
 
 Json = dict[str, Any]
 
@@ -80,11 +83,26 @@ def forked(parent: RunSpec, run_id: str, version: int, changes: Mapping[str, Any
         given = changes.get(section)
         if isinstance(given, Mapping) and isinstance(spec[section], dict) and any(given.get(name) is not None for name in names):
             spec[section] = {name: value for name, value in spec[section].items() if name not in names or name in given}
+    if spec["teacher"]:
+        spec["teacher"] = _source_to_change(spec["teacher"], changes.get("teacher"))
+    if isinstance(reward := changes.get("reward"), Mapping) and spec["reward"] and spec["reward"].get("model"):
+        spec["reward"]["model"] = _source_to_change(spec["reward"]["model"], reward.get("model"))
     algorithm = changes.get("algorithm")
     if isinstance(algorithm, Mapping) and algorithm.get("name", parent.algorithm.name) != parent.algorithm.name:
         del spec["algorithm"]  # it has the value of every field, which another preset would not replace
         spec["trainer"].pop("critic")
     return _merged(spec, changes)
+
+
+def _source_to_change(model: Json, change: object) -> Json:
+    """A teacher or reward model without what belongs to a source that `change` replaces, and what its server said of itself."""
+    given = frozenset(change) if isinstance(change, Mapping) else frozenset[Any]()
+    dropped = {"served"}
+    if given & _SOURCES:
+        dropped |= _SOURCES | _REVISIONS | _STORED
+    elif given & _REVISIONS:
+        dropped |= _STORED
+    return {name: value for name, value in model.items() if name not in dropped}
 
 
 def _merged(spec: Json, changes: Mapping[Any, Any]) -> Json:
