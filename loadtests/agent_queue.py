@@ -1,4 +1,4 @@
-"""Measures the agent service with a long queue: `python loadtests/agent_queue.py [--waiting 1000 10000] [--beside 64]`.
+"""Measures the agent service with a long queue: `python loadtests/agent_queue.py [--waiting 1000 4000] [--beside 64]`.
 
 The real service as a process, as in `agent_endpoint.py`, whose clients these are. So many episodes wait for an agent, and then as many
 requests for a turn, each on a connection of its own; beside them others are played. What a waiting episode or request costs must not
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import tempfile
 import time
 from collections.abc import Awaitable, Sequence
@@ -16,10 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import grpc
 from agent_endpoint import CLAIMED, SECTION, TOKEN, Connection, Load, Service, play, running
 
 from gradbus.process.listener import raise_open_files
-from gradbus.rpc import open_channel
+from gradbus.rpc.options import CHANNEL, TOKEN_HEADER
 from gradbus.v1 import environment_service_pb2 as pb
 from gradbus.v1.environment_service_pb2_grpc import EnvironmentServiceStub
 
@@ -28,10 +30,20 @@ if TYPE_CHECKING:
 
 EPISODES_OF_A_WORKER = 1000
 """Each has a connection; the server takes some thousand calls on one."""
-WAITED_SECONDS = 21.0
-"""A call that offers an episode is made again after 20 s."""
+CALLER = ((TOKEN_HEADER, f"Bearer {TOKEN}"),)
+SLOTS = 256
+"""Turns that are drawn at a time."""
+BUSY = 0.35
+"""Seconds of the processor, in half a second, of a service that has work."""
+WAITED_SECONDS = 20.0
+"""A call that offers an episode is made again after 10 to 20 s."""
 TURNS = 8
 """Of the episodes beside the queue."""
+
+
+def _own_channel(port: int, number: int) -> grpc.aio.Channel:
+    """A channel with a connection of its own, as each worker has: channels with equal options share one."""
+    return grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=[*CHANNEL, ("gradbus.worker", number)])
 
 
 @dataclass(frozen=True)
@@ -50,8 +62,8 @@ class Queue:
     def __init__(self, service: Service, run_id: str, count: int) -> None:
         self._service, self._run_id = service, run_id
         self._episodes = [f"train.0.{number}.0" for number in range(count)]
-        self._channels = [open_channel(f"127.0.0.1:{service.port}", TOKEN) for _ in range(0, count, EPISODES_OF_A_WORKER)]
-        self._may_draw = asyncio.Event()
+        self._channels = [_own_channel(service.port, number) for number in range(0, count, EPISODES_OF_A_WORKER)]
+        self._may_draw, self._slots = asyncio.Event(), asyncio.Semaphore(SLOTS)
         self._asked, self._all_asked = 0, asyncio.Event()
         self._workers: list[asyncio.Task[None]] = []
         self._agents: list[asyncio.Task[None]] = []
@@ -65,7 +77,7 @@ class Queue:
         await self._settled()
 
     async def ask(self) -> None:
-        """Has all of them claimed; each agent asks for a turn, which nobody draws yet. Raises AssertionError if one is claimed twice."""
+        """Has each of them claimed once, or raises AssertionError; each agent asks for a turn, which nobody draws yet."""
         claims, claimed = Connection(self._service.http, self._service.key), list[str]()
         while len(claimed) < len(self._episodes):
             for offer in await claims.post("/v1/agent/claim", {"run": self._run_id, "capacity": CLAIMED, "wait_seconds": 30}):
@@ -85,9 +97,9 @@ class Queue:
             await channel.close()
 
     async def _settled(self) -> None:
-        """The service has nothing to do any more."""
+        """The service is done with what it was given: from then on it takes what waiting takes."""
         before = -1.0
-        while self._service.cpu - before > 0.02:
+        while self._service.cpu - before > BUSY:
             before = self._service.cpu
             await asyncio.sleep(0.5)
 
@@ -95,16 +107,18 @@ class Queue:
         opening = pb.OpenRequest(run_id=self._run_id, environment_json=SECTION, episode_id=episode, item_json='{"q": "1"}', player="p")
         answer: Any = pb.OpenResponse(is_away=True)
         while answer.is_away:
-            answer = await stub.Open(opening, timeout=120)
+            with contextlib.suppress(grpc.aio.AioRpcError):  # of a call that a busy server gave up: a worker asks again
+                answer = await stub.Open(opening, timeout=120, metadata=CALLER)
         self._asked += 1
         if self._asked == len(self._episodes):
             self._all_asked.set()
         await self._may_draw.wait()
         step = pb.StepRequest(run_id=self._run_id, session=answer.session, assistant={"text": episode, "finish": "stop"})
-        answer = await stub.Step(step, timeout=600)
+        async with self._slots:
+            answer = await stub.Step(step, timeout=600, metadata=CALLER)
         if not answer.done:
             raise AssertionError(answer.reason)
-        await stub.Close(pb.CloseRequest(run_id=self._run_id, session=step.session), timeout=60)
+        await stub.Close(pb.CloseRequest(run_id=self._run_id, session=step.session), timeout=60, metadata=CALLER)
 
     async def _agent(self, offer: dict[str, Any]) -> None:
         connection = Connection(self._service.http, offer["api_key"])
@@ -166,6 +180,6 @@ async def main(options: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Measures the agent service with a long queue.")
-    parser.add_argument("--waiting", type=int, nargs="+", default=[1000, 10_000], help="episodes that wait")
+    parser.add_argument("--waiting", type=int, nargs="+", default=[1000, 4000], help="episodes that wait")
     parser.add_argument("--beside", type=int, default=64, help="episodes that are played beside them")
     asyncio.run(main(parser.parse_args()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import time
 from dataclasses import dataclass
 from functools import lru_cache
@@ -34,6 +35,8 @@ from gradbus_agent.withdrawals import Withdrawals
 
 _CLAIM_SECONDS: Final = 20.0
 """How long one Open waits for an agent while nobody plays: the rollout worker then shows the reason, and asks again."""
+_SPREAD: Final = 0.5
+"""Each Open waits for a share of that between this and 1: thousands that came at once do not come at once again."""
 _RESPONSE_SECONDS: Final = 0.5  # of the caller's deadline, for the way back
 _WAIT_SECONDS: Final = 60.0
 """Of a caller without a deadline."""
@@ -133,7 +136,7 @@ class AgentService(EnvironmentServiceServicer):
         return pb.KeepAliveResponse(withdrawn=await self._withdrawals.next(request.worker))
 
     async def _opened(self, episode: AgentEpisode, seconds: float) -> Reply:
-        until = time.monotonic() + seconds
+        began, share = time.monotonic(), random.uniform(_SPREAD, 1.0)
         if episode.opening.agent.startswith(SPAWN):
             if not episode.is_claimed and (failed := await self._spawned(episode, min(seconds, _CLAIM_SECONDS))) is not None:
                 return failed
@@ -142,11 +145,12 @@ class AgentService(EnvironmentServiceServicer):
                 return failed
         else:
             # Of the caller's time, an agent that claims it late needs some for its first request.
-            queued_until = until - min(episode.opening.section.step_seconds, max(0.0, seconds - _CLAIM_SECONDS))
-            while not await episode.until_claimed(min(queued_until - time.monotonic(), _CLAIM_SECONDS)):
+            for_request = min(episode.opening.section.step_seconds, max(0.0, seconds - _CLAIM_SECONDS))
+            queued_until = began + share * (seconds - for_request)
+            while not await episode.until_claimed(min(queued_until - time.monotonic(), share * _CLAIM_SECONDS)):
                 if not self._registry.crowd(episode.opening.run_id)[0] or queued_until <= time.monotonic():
                     return self._unclaimed(episode.opening.run_id)
-        return await episode.first(until - time.monotonic())
+        return await episode.first(began + seconds - time.monotonic())
 
     def _unclaimed(self, run_id: str) -> Reply:
         played, waiting = self._registry.crowd(run_id)

@@ -4,8 +4,6 @@ import pytest
 from agent_endpoint import Load, play, running
 from agent_queue import Queue
 
-from gradbus.process.listener import raise_open_files
-
 
 async def played(folder, episodes, turns, tool_seconds):
     load = Load("many", episodes, turns, tool_seconds)
@@ -40,10 +38,3 @@ async def queued(folder, waiting):
 
 async def test_episodes_that_wait_are_claimed_once_and_their_requests_get_their_own_turns(tmp_path):
     await queued(tmp_path, 150)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-async def test_ten_thousand_episodes_wait_for_agents_and_then_for_turns(tmp_path):
-    raise_open_files()
-    await queued(tmp_path, 10_000)
