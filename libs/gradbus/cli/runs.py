@@ -13,38 +13,48 @@ from gradbus.cli.output import AsJson, JsonLines, print_json, print_json_line
 from gradbus.errors import SettingsError
 
 
-def run(
-    spec: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="Run spec.")],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow it; exit status 0 succeeded, 1 failed, 3 cancelled.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Have everything checked, and create no run.")] = False,
-    changes: Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Override a field of the spec.")] = None,
-    state: State = None,
-    as_json: JsonLines = False,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class SubmitOptions:
+    """Options of `gradbus run`."""
+
+    spec: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="Run spec.")]
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow it; exit status 0 succeeded, 1 failed, 3 cancelled.")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Have everything checked, and create no run.")] = False
+    queue: Annotated[str | None, typer.Option(metavar="NAME", help="Queue in which it waits for a trainer.", show_default=False)] = None
+    changes: Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Override a field of the spec.")] = None
+    state: State = None
+    as_json: JsonLines = False
+
+
+@taking(SubmitOptions)
+def run(options: SubmitOptions) -> None:
     """Submit a run. Uploads the model, data and grader files that the spec names."""
     from gradbus.client import load_spec
 
-    if dry_run and follow:
+    if options.dry_run and options.follow:
         raise SettingsError("--dry-run creates no run that --follow could follow; leave one of them out")
-    body = load_spec(spec, changes or ())
-    with connect(state) as client:
-        if dry_run:
-            checked = client.check(body, spec.parent)
-            print_json_line(checked) if as_json else typer.echo(f"the spec of {checked['spec']['name']} is valid; no run was created")
+    body, folder = load_spec(options.spec, options.changes or ()), options.spec.parent
+    if options.queue is not None:
+        body["queue"] = options.queue
+    with connect(options.state) as client:
+        if options.dry_run:
+            checked = client.check(body, folder)
+            name = checked["spec"]["name"]
+            print_json_line(checked) if options.as_json else typer.echo(f"the spec of {name} is valid; no run was created")
             return
-        submitted = client.submit(body, spec.parent)
-        if as_json:
+        submitted = client.submit(body, folder)
+        if options.as_json:
             print_json_line(submitted)
         else:
             typer.echo(f"run {submitted['id']} ({submitted['name']}) is {submitted['state']}")
-        if follow:
+        if options.follow:
             from gradbus.cli.follow import follow_run, follow_run_as_json
 
-            if as_json:
+            if options.as_json:
                 raise typer.Exit(follow_run_as_json(client, submitted["id"]))
-            raise typer.Exit(follow_run(client, submitted["id"], state_option(state)))
-        if not as_json:
-            typer.echo(f"follow it: gradbus show {submitted['id']} --follow{state_option(state)}")
+            raise typer.Exit(follow_run(client, submitted["id"], state_option(options.state)))
+        if not options.as_json:
+            typer.echo(f"follow it: gradbus show {submitted['id']} --follow{state_option(options.state)}")
 
 
 def pause(run_id: RunId, state: State = None, as_json: AsJson = False) -> None:

@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gradbus.process import ProcessSettings, named_variables
 from gradbus.process.settings import Folder
+from gradbus.spec import DEFAULT_QUEUE
 from gradbus.tls import Certificate, read_certificate
 
 
@@ -65,6 +66,14 @@ class Quotas(_Group):
     runs: int = Field(100_000, ge=0, description="Runs in all; deleted runs do not count.")
     uploaded_bytes: int = Field(1 << 40, ge=0, description="Bytes of uploaded files.")
     uploaded_files: int = Field(10_000, ge=0, description="Uploaded files.")
+
+
+class Queues(_Group):
+    """`GRADBUS_QUEUES`: where runs may wait for trainers."""
+
+    model_config = SettingsConfigDict(env_prefix="GRADBUS_", extra="ignore")
+
+    queues: tuple[str, ...] = Field((DEFAULT_QUEUE,), description="Queues that a run spec may name; each needs trainers that serve it.")
 
 
 class GatewaySettings(ProcessSettings):
