@@ -8,7 +8,8 @@ import pytest
 
 from gradbus_load.calibration import EngineTiming, LearnerTiming
 from gradbus_load.rig import Rig, running
-from gradbus_load.scenarios import memory, overlap, queue, throughput
+from gradbus_load.scenarios import memory, overlap, queue, throughput, workers
+from gradbus_load.stub_workers.rig import WorkersRig
 
 FAST = Rig(EngineTiming(step_seconds=0.0005, median_tokens=8.0), LearnerTiming(step_seconds=0.01))
 
@@ -48,6 +49,21 @@ async def asks_rest(bench):
     assert counts["submit"] == (20, 0)
     assert counts["status"][0] > 0
     assert counts["event"][0] > 0
+
+
+@pytest.mark.slow
+async def test_workers_that_share_a_process_serve_are_told_of_versions_and_are_missed(tmp_path):
+    rig = WorkersRig(processes=2, group_seconds=0.01, learner=LearnerTiming(step_seconds=0.2))
+    settings = workers.Settings(points=((4, 1), (6, 2)), seconds=4.0, settle_seconds=0.0, rig=rig, floor_version_seconds=1.0)
+    async with running(tmp_path, rig) as bench:
+        outcome = await workers.measure(settings, bench)
+    assert [row[:2] for row in outcome.rows] == [(4, 1), (6, 2)]
+    for point, holders in zip(outcome.data["points"], (4, 3), strict=True):
+        assert point["versions"] > 0
+        assert point["holders_per_version"] == holders
+        assert 0 <= point["told_seconds"]["last"] <= point["held_seconds"]["last"]
+        assert point["beats_per_second"] > 0
+        assert point["death_seconds"] > 1, "a heartbeat that stops has to expire first"
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from gradbus.aio.tasks import cancel_and_wait
 from gradbus.bus import subjects
 from gradbus.bus.batch import Message, publish_batch
 from gradbus.bus.kv import Bucket
+from gradbus.bus.view import BucketTraits
 from gradbus.errors import SettingsError
 from gradbus.telemetry import WireOperation, get_logger
 from gradbus.tls import Identity
@@ -37,6 +38,8 @@ _MARKED = {subjects.Buckets.WORKERS}
 _DUPLICATE_SECONDS = 120.0
 _TASK_AGE_SECONDS = 600.0
 _EVENT_BYTES = 1 << 30
+_MOST_CONSUMERS = 1_000_000
+"""Of a stream. NATS has 1,000 if it is not told, and each worker follows a key in three buckets."""
 _NATS_GIB = 3
 """Free disk space that NATS needs: it counts a stream twice while one is asked for again."""
 _NO_ROOM = {10023, 10047}
@@ -92,8 +95,9 @@ class Bus:
         """The key-value bucket, which is made if it is missing. Waits while NATS does not answer."""
         while name not in self._buckets:
             try:
-                store, expires = await self._store(name), name in _TTL_SECONDS and name not in _MARKED
-                self._buckets[name] = Bucket(store, self.jetstream, name, expires=expires, reconnects=self._reconnects)
+                store = await self._store(name)
+                traits = BucketTraits(name in _TTL_SECONDS and name not in _MARKED, _is_synced(name, self._settings.replicas))
+                self._buckets[name] = Bucket(store, self.jetstream, name, traits, self._reconnects)
             except TimeoutError:
                 _log.info("nats_unreachable", waiting_for=f"bucket {name}")
         return self._buckets[name]
@@ -176,6 +180,7 @@ class Bus:
             storage=StorageType.FILE,
             discard=DiscardPolicy.NEW,
             max_msgs_per_subject=100_000,
+            max_consumers=_MOST_CONSUMERS,
             max_age=_TASK_AGE_SECONDS,
             # The conductor dispatches lost tasks again, so the queue need not be synced.
             persist_mode=PersistMode.ASYNC if self._settings.replicas == 1 else None,
@@ -187,6 +192,7 @@ class Bus:
             retention=RetentionPolicy.LIMITS,
             storage=StorageType.FILE,
             max_bytes=_EVENT_BYTES,
+            max_consumers=_MOST_CONSUMERS,
             duplicate_window=3600.0,
             allow_atomic=True,
             num_replicas=self._settings.replicas,
@@ -213,12 +219,12 @@ def _without_credentials(url: str) -> str:
 def _bucket_config(name: str, replicas: int) -> StreamConfig:
     """The stream of a key-value bucket as every client makes it, and also open to batches, which the client library cannot ask for."""
     ttl = _TTL_SECONDS.get(name)
-    # A heartbeat comes again in a second, so it need not be synced: a thousand workers would sync a thousand times a second.
-    is_synced = name != subjects.Buckets.WORKERS or replicas > 1
+    is_synced = _is_synced(name, replicas)
     return StreamConfig(
         name=f"KV_{name}",
         subjects=[f"$KV.{name}.>"],
         max_msgs_per_subject=1,
+        max_consumers=_MOST_CONSUMERS,
         max_age=ttl,
         storage=StorageType.FILE,
         discard=DiscardPolicy.NEW,
@@ -233,6 +239,11 @@ def _bucket_config(name: str, replicas: int) -> StreamConfig:
         persist_mode=None if is_synced else PersistMode.ASYNC,
         subject_delete_marker_ttl=subjects.MARKER_TTL_SECONDS if name in _MARKED else None,
     )
+
+
+def _is_synced(name: str, replicas: int) -> bool:
+    """Not heartbeats, which come again in a second: a thousand workers would sync a thousand times a second. Replication needs it."""
+    return name != subjects.Buckets.WORKERS or replicas > 1
 
 
 @cache

@@ -14,7 +14,7 @@ from nats.js.kv import KeyValue
 from gradbus.aio.tasks import background
 from gradbus.bus.batch import Message
 from gradbus.bus.subjects import MARKER_TTL_SECONDS
-from gradbus.bus.view import View
+from gradbus.bus.view import BucketTraits, View
 from gradbus.errors import GradbusError
 from gradbus.telemetry import WireOperation
 
@@ -39,13 +39,13 @@ class Bucket:
     """One key-value bucket."""
 
     def __init__(
-        self, store: KeyValue, jetstream: JetStreamContext, name: str, *, expires: bool = False, reconnects: Callable[[], int] = lambda: 0
+        self, store: KeyValue, jetstream: JetStreamContext, name: str, traits: BucketTraits, reconnects: Callable[[], int]
     ) -> None:
-        """`expires`: keys of the bucket expire without a marker. `reconnects`: how often the connection was lost."""
+        """`reconnects`: how often the connection was lost."""
         self._store = store
         self._jetstream = jetstream
         self._name = name
-        self._expires = expires
+        self._traits = traits
         self._reconnects = reconnects
 
     async def get(self, key: str) -> Entry | None:
@@ -123,7 +123,7 @@ class Bucket:
 
     def snapshot(self, pattern: str = ">") -> View:
         """A copy of the keys that match `pattern`, as of its last `read`."""
-        return View(self._jetstream, self._name, pattern, expires=self._expires, reconnects=self._reconnects)
+        return View(self._jetstream, self._name, pattern, self._traits, self._reconnects)
 
     @asynccontextmanager
     async def view(self, pattern: str = ">") -> AsyncIterator[View]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from nats.errors import Error as NatsError
-from nats.errors import TimeoutError as NatsTimeoutError
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig
 from nats.js.errors import APIError
@@ -62,10 +62,12 @@ class TaskQueue:
             with _RECEIVE.measured() as received:
                 messages = await self._subscription.fetch(limit, timeout=_FETCH_SECONDS)
                 received.items, received.payload_bytes = len(messages), sum(len(message.data) for message in messages)
-        except (NatsError, APIError, TimeoutError) as error:
-            if not isinstance(error, NatsTimeoutError):
-                _log.info("fetch_interrupted", subject=self._subject, error=f"{type(error).__name__}: {error}")
-                self._subscription = None
+        except TimeoutError:  # the server's answer, or the client's own clock, if a busy machine looks at that first
+            await asyncio.sleep(began + _LEAST_SECONDS - time.monotonic())
+            return []
+        except (NatsError, APIError) as error:
+            _log.info("fetch_interrupted", subject=self._subject, error=f"{type(error).__name__}: {error}")
+            await self._drop()
             await asyncio.sleep(began + _LEAST_SECONDS - time.monotonic())
             return []
         now = time.time_ns()
@@ -96,6 +98,13 @@ class TaskQueue:
             await self._bus.jetstream.delete_consumer(subjects.PROMPTS_STREAM, self._durable)
         except APIError as error:
             _log.debug("consumer_not_removed", durable=self._durable, error=str(error))
+
+    async def _drop(self) -> None:
+        """Ends the subscription: the next fetch makes another one, and this one would be kept for ever."""
+        subscription, self._subscription = self._subscription, None
+        if subscription is not None:
+            with contextlib.suppress(NatsError):
+                await subscription.unsubscribe()
 
     async def _subscribe(self) -> JetStreamContext.PullSubscription:
         # max_deliver 1: only the conductor dispatches again. A worker that fetches while its run ends makes the consumer again;

@@ -14,7 +14,7 @@ from typing import Final
 from nats.aio.msg import Msg
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
-from nats.js.api import ConsumerConfig, ConsumerInfo, DeliverPolicy
+from nats.js.api import AckPolicy, ConsumerConfig, ConsumerInfo, DeliverPolicy
 from nats.js.errors import NotFoundError
 
 from gradbus.errors import GradbusError
@@ -44,12 +44,23 @@ _CATCH_UP_SECONDS: Final = 5.0
 _INACTIVE_SECONDS: Final = 4.0
 _BATCH: Final = 256
 """Changes that are applied before other tasks have their turn."""
+_WILDCARDS: Final = frozenset("*>")
 _OPERATION: Final = "KV-Operation"
 _MARKER: Final = "Nats-Marker-Reason"
 
 
 class _WatchInterrupted(GradbusError):  # noqa: N818 - control flow, not a fault
     """The watch missed a change; read everything again."""
+
+
+@dataclass(frozen=True, slots=True)
+class BucketTraits:
+    """What a view has to know of its bucket."""
+
+    expires_silently: bool = False
+    """Keys expire without a marker, so a watch does not report it."""
+    is_synced: bool = True
+    """What the server has acknowledged outlives its kill; else it may give the same sequences to other writes afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +83,21 @@ class View:
         jetstream: JetStreamContext,
         bucket: str,
         pattern: str,
-        *,
-        expires: bool = False,
+        traits: BucketTraits = BucketTraits(),
         reconnects: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`expires`: keys expire without a marker, so a watch does not report it. `reconnects`: how often the connection was lost."""
+        """`reconnects`: how often the connection was lost."""
+        self._traits = traits
         self._reconnects = reconnects
         self._jetstream = jetstream
         self._bucket = bucket
         self._pattern = pattern
-        self._expires = expires
         self._entries: dict[str, bytes] = {}
         self._newest = 0
         self._created: datetime | None = None
         self._full_read_due = 0.0
+        self._read_after = -1
+        """Lost connections before everything was read."""
         self._advanced = asyncio.Event()
         self._listeners: list[Callable[[str], None]] = []
         self.changed = asyncio.Event()
@@ -137,7 +149,7 @@ class View:
         after = await self._unchanged_up_to()
         async with _watching(self._jetstream, self._bucket, self._pattern, after) as watch:
             await self._fill(watch, after)
-            if self._expires:
+            if self._traits.expires_silently:
                 pause = min((clock() - began) / _RESYNC_SHARE, _MAX_RESYNC_SECONDS)
                 await self._apply_until(watch, clock() + max(RESYNC_SECONDS, pause))
                 return
@@ -155,7 +167,9 @@ class View:
 
     async def _unchanged_up_to(self) -> int:
         """Sequence after which to read changes; 0 to read everything."""
-        if self._expires or len(self._entries) < _SMALL_KEYS:
+        if self._traits.expires_silently or len(self._entries) < _SMALL_KEYS:
+            return 0
+        if not self._traits.is_synced and self._reconnects() != self._read_after:
             return 0
         info = await self._jetstream.stream_info(f"KV_{self._bucket}")
         is_known = info.created == self._created and info.state.last_seq >= self._newest
@@ -166,8 +180,10 @@ class View:
     async def _fill(self, watch: _Watch, after: int) -> None:
         clock = asyncio.get_running_loop().time
         began = clock()
+        reconnects = self._reconnects()
         changes = await watch.backlog()
         if not after:
+            self._read_after = reconnects
             self._full_read_due = clock() + max(_FULL_READ_SECONDS, (clock() - began) / _FULL_READ_SHARE)
             found = {change.key for change in changes}
             gone = [_Change(key, None, self._newest) for key in self._entries if key not in found]
@@ -258,16 +274,19 @@ class _Watch:
 @asynccontextmanager
 async def _watching(jetstream: JetStreamContext, bucket: str, pattern: str, after: int) -> AsyncIterator[_Watch]:
     prefix = f"$KV.{bucket}."
+    config = ConsumerConfig(ack_policy=AckPolicy.NONE, mem_storage=True, num_replicas=1)
     if after:
-        config = ConsumerConfig(deliver_policy=DeliverPolicy.BY_START_SEQUENCE, opt_start_seq=after + 1)
+        config.deliver_policy, config.opt_start_seq = DeliverPolicy.BY_START_SEQUENCE, after + 1
     else:
-        config = ConsumerConfig(deliver_policy=DeliverPolicy.LAST_PER_SUBJECT)
+        config.deliver_policy = DeliverPolicy.LAST_PER_SUBJECT
     watch = _Watch(prefix)
     watch.subscription = subscription = await jetstream.subscribe(
         prefix + pattern,
         stream=f"KV_{bucket}",
         cb=watch.take,
-        ordered_consumer=True,
+        # With flow control, for which the client looks four times a second. A single key needs none: workers follow three of them.
+        ordered_consumer=not _WILDCARDS.isdisjoint(pattern),
+        manual_ack=True,
         config=config,
         inactive_threshold=_INACTIVE_SECONDS,
     )

@@ -111,8 +111,8 @@ class LiveWorkers:
         if now is not None:
             self._presences[name] = now
             self._incarnations[now.incarnation] += 1
-        self._by_role.move(name, now and now.role)
-        self._by_run.move(name, now and (now.run_id, now.role))
+        self._by_role.move(name, None if now is None else now.role)
+        self._by_run.move(name, None if now is None else (now.run_id, now.role))
         for listener in self._listeners:
             listener(name)
 

@@ -72,13 +72,7 @@ async def serve_worker(
             except AioRpcError as error:
                 raise StorageError(describe_rpc_error("the weight store", weight_store, error)) from error
 
-        idle = IdleMemory(settings.leftover_memory)
-
-        def run_over() -> None:
-            server.release()
-            idle.check()
-
-        await heartbeat.serve(process, serve_run, run_over)
+        await heartbeat.serve(process, serve_run, server.release)
     finally:
         await channel.close()
         await buffer.aclose()
@@ -91,5 +85,26 @@ def run_worker(
     weight_store: str,
     build: Callable[[WorkerClients], Awaitable[RunServer]],
 ) -> int:
-    """Runs a process with one worker; returns the exit status."""
-    return run_process(role, settings, lambda process: serve_worker(process, role, settings, weight_store, build))
+    """Runs a process with one worker, which ends if a run that is over left too much memory; returns the exit status."""
+
+    async def build_alone(clients: WorkerClients) -> RunServer:
+        return _Alone(await build(clients), IdleMemory(settings.leftover_memory))
+
+    return run_process(role, settings, lambda process: serve_worker(process, role, settings, weight_store, build_alone))
+
+
+class _Alone:
+    """`RunServer` of a process without another worker: what is left of a run is its own."""
+
+    def __init__(self, server: RunServer, idle: IdleMemory) -> None:
+        self._server = server
+        self._idle = idle
+
+    async def serve_run(self, record: RunRecord) -> None:
+        """See `RunServer`."""
+        await self._server.serve_run(record)
+
+    def release(self) -> None:
+        """See `RunServer`. Raises RestartNeededError."""
+        self._server.release()
+        self._idle.check()

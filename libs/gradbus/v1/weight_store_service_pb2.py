@@ -26,13 +26,15 @@ from gradbus.v1 import broadcast_pb2 as gradbus_dot_v1_dot_broadcast__pb2
 from gradbus.v1 import weights_pb2 as gradbus_dot_v1_dot_weights__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%gradbus/v1/weight_store_service.proto\x12\ngradbus.v1\x1a\x1agradbus/v1/broadcast.proto\x1a\x18gradbus/v1/weights.proto\"w\n\x05Heads\x12\x0c\n\x04term\x18\x01 \x01(\x03\x12\x14\n\x0cversion_step\x18\x02 \x01(\x03\x12\x16\n\x0eversion_digest\x18\x03 \x01(\t\x12\x17\n\x0f\x63heckpoint_step\x18\x04 \x01(\x03\x12\x19\n\x11\x63heckpoint_digest\x18\x05 \x01(\t\"/\n\x0fOpenTermRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x03\"4\n\x10OpenTermResponse\x12 \n\x05heads\x18\x01 \x01(\x0b\x32\x11.gradbus.v1.Heads\"E\n\x15PublishVersionRequest\x12,\n\x08manifest\x18\x01 \x01(\x0b\x32\x1a.gradbus.v1.WeightManifest\"*\n\x16PublishVersionResponse\x12\x10\n\x08\x64iverged\x18\x01 \x01(\x08\"K\n\x17\x43ommitCheckpointRequest\x12\x30\n\x08manifest\x18\x01 \x01(\x0b\x32\x1e.gradbus.v1.CheckpointManifest\"*\n\x18\x43ommitCheckpointResponse\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"1\n\x11GetVersionRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\"q\n\x12GetVersionResponse\x12,\n\x08manifest\x18\x01 \x01(\x0b\x32\x1a.gradbus.v1.WeightManifest\x12-\n\x0c\x61ttestations\x18\x02 \x03(\x0b\x32\x17.gradbus.v1.Attestation\"%\n\x13ListVersionsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"\x96\x01\n\x14ListVersionsResponse\x12-\n\tmanifests\x18\x01 \x03(\x0b\x32\x1a.gradbus.v1.WeightManifest\x12-\n\x0c\x61ttestations\x18\x02 \x03(\x0b\x32\x17.gradbus.v1.Attestation\x12 \n\x05heads\x18\x03 \x01(\x0b\x32\x11.gradbus.v1.Heads\"(\n\x16ListCheckpointsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"G\n\x17ListCheckpointsResponse\x12,\n\x08versions\x18\x01 \x03(\x0b\x32\x1a.gradbus.v1.WeightManifest\"!\n\x0fGetHeadsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"4\n\x10GetHeadsResponse\x12 \n\x05heads\x18\x01 \x01(\x0b\x32\x11.gradbus.v1.Heads\"&\n\x14GetCheckpointRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"Y\n\x15GetCheckpointResponse\x12\x30\n\x08manifest\x18\x01 \x01(\x0b\x32\x1e.gradbus.v1.CheckpointManifest\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\"=\n\rAttestRequest\x12,\n\x0b\x61ttestation\x18\x01 \x01(\x0b\x32\x17.gradbus.v1.Attestation\"!\n\x0e\x41ttestResponse\x12\x0f\n\x07matches\x18\x01 \x01(\x08\"i\n\x14OpenBroadcastRequest\x12(\n\tbroadcast\x18\x01 \x01(\x0b\x32\x15.gradbus.v1.Broadcast\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x16\n\x0eprevious_group\x18\x03 \x01(\t\"L\n\x15OpenBroadcastResponse\x12\x33\n\nmembership\x18\x01 \x01(\x0b\x32\x1f.gradbus.v1.BroadcastMembership\"d\n\x14JoinBroadcastRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x14\n\x0c\x62roadcast_id\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x16\n\x0eprevious_group\x18\x04 \x01(\t\"L\n\x15JoinBroadcastResponse\x12\x33\n\nmembership\x18\x01 \x01(\x0b\x32\x1f.gradbus.v1.BroadcastMembership\"\"\n\x10\x44\x65leteRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"\x13\n\x11\x44\x65leteRunResponse2\xe3\x07\n\x12WeightStoreService\x12\x45\n\x08OpenTerm\x12\x1b.gradbus.v1.OpenTermRequest\x1a\x1c.gradbus.v1.OpenTermResponse\x12W\n\x0ePublishVersion\x12!.gradbus.v1.PublishVersionRequest\x1a\".gradbus.v1.PublishVersionResponse\x12]\n\x10\x43ommitCheckpoint\x12#.gradbus.v1.CommitCheckpointRequest\x1a$.gradbus.v1.CommitCheckpointResponse\x12K\n\nGetVersion\x12\x1d.gradbus.v1.GetVersionRequest\x1a\x1e.gradbus.v1.GetVersionResponse\x12Q\n\x0cListVersions\x12\x1f.gradbus.v1.ListVersionsRequest\x1a .gradbus.v1.ListVersionsResponse\x12Z\n\x0fListCheckpoints\x12\".gradbus.v1.ListCheckpointsRequest\x1a#.gradbus.v1.ListCheckpointsResponse\x12\x45\n\x08GetHeads\x12\x1b.gradbus.v1.GetHeadsRequest\x1a\x1c.gradbus.v1.GetHeadsResponse\x12T\n\rGetCheckpoint\x12 .gradbus.v1.GetCheckpointRequest\x1a!.gradbus.v1.GetCheckpointResponse\x12?\n\x06\x41ttest\x12\x19.gradbus.v1.AttestRequest\x1a\x1a.gradbus.v1.AttestResponse\x12T\n\rOpenBroadcast\x12 .gradbus.v1.OpenBroadcastRequest\x1a!.gradbus.v1.OpenBroadcastResponse\x12T\n\rJoinBroadcast\x12 .gradbus.v1.JoinBroadcastRequest\x1a!.gradbus.v1.JoinBroadcastResponse\x12H\n\tDeleteRun\x12\x1c.gradbus.v1.DeleteRunRequest\x1a\x1d.gradbus.v1.DeleteRunResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%gradbus/v1/weight_store_service.proto\x12\ngradbus.v1\x1a\x1agradbus/v1/broadcast.proto\x1a\x18gradbus/v1/weights.proto\"w\n\x05Heads\x12\x0c\n\x04term\x18\x01 \x01(\x03\x12\x14\n\x0cversion_step\x18\x02 \x01(\x03\x12\x16\n\x0eversion_digest\x18\x03 \x01(\t\x12\x17\n\x0f\x63heckpoint_step\x18\x04 \x01(\x03\x12\x19\n\x11\x63heckpoint_digest\x18\x05 \x01(\t\"/\n\x0fOpenTermRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04term\x18\x02 \x01(\x03\"4\n\x10OpenTermResponse\x12 \n\x05heads\x18\x01 \x01(\x0b\x32\x11.gradbus.v1.Heads\"E\n\x15PublishVersionRequest\x12,\n\x08manifest\x18\x01 \x01(\x0b\x32\x1a.gradbus.v1.WeightManifest\"*\n\x16PublishVersionResponse\x12\x10\n\x08\x64iverged\x18\x01 \x01(\x08\"K\n\x17\x43ommitCheckpointRequest\x12\x30\n\x08manifest\x18\x01 \x01(\x0b\x32\x1e.gradbus.v1.CheckpointManifest\"*\n\x18\x43ommitCheckpointResponse\x12\x0e\n\x06\x64igest\x18\x01 \x01(\t\"1\n\x11GetVersionRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\"u\n\x12GetVersionResponse\x12,\n\x08manifest\x18\x01 \x01(\x0b\x32\x1a.gradbus.v1.WeightManifest\x12\x31\n\x0c\x61ttestations\x18\x02 \x03(\x0b\x32\x17.gradbus.v1.AttestationB\x02\x18\x01\"%\n\x13ListVersionsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"\x96\x01\n\x14ListVersionsResponse\x12-\n\tmanifests\x18\x01 \x03(\x0b\x32\x1a.gradbus.v1.WeightManifest\x12-\n\x0c\x61ttestations\x18\x02 \x03(\x0b\x32\x17.gradbus.v1.Attestation\x12 \n\x05heads\x18\x03 \x01(\x0b\x32\x11.gradbus.v1.Heads\"(\n\x16ListCheckpointsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"G\n\x17ListCheckpointsResponse\x12,\n\x08versions\x18\x01 \x03(\x0b\x32\x1a.gradbus.v1.WeightManifest\"!\n\x0fGetHeadsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"4\n\x10GetHeadsResponse\x12 \n\x05heads\x18\x01 \x01(\x0b\x32\x11.gradbus.v1.Heads\"&\n\x14GetCheckpointRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"Y\n\x15GetCheckpointResponse\x12\x30\n\x08manifest\x18\x01 \x01(\x0b\x32\x1e.gradbus.v1.CheckpointManifest\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\"=\n\rAttestRequest\x12,\n\x0b\x61ttestation\x18\x01 \x01(\x0b\x32\x17.gradbus.v1.Attestation\"!\n\x0e\x41ttestResponse\x12\x0f\n\x07matches\x18\x01 \x01(\x08\"i\n\x14OpenBroadcastRequest\x12(\n\tbroadcast\x18\x01 \x01(\x0b\x32\x15.gradbus.v1.Broadcast\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x16\n\x0eprevious_group\x18\x03 \x01(\t\"L\n\x15OpenBroadcastResponse\x12\x33\n\nmembership\x18\x01 \x01(\x0b\x32\x1f.gradbus.v1.BroadcastMembership\"d\n\x14JoinBroadcastRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x14\n\x0c\x62roadcast_id\x18\x02 \x01(\t\x12\x0e\n\x06worker\x18\x03 \x01(\t\x12\x16\n\x0eprevious_group\x18\x04 \x01(\t\"L\n\x15JoinBroadcastResponse\x12\x33\n\nmembership\x18\x01 \x01(\x0b\x32\x1f.gradbus.v1.BroadcastMembership\"\"\n\x10\x44\x65leteRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"\x13\n\x11\x44\x65leteRunResponse2\xe3\x07\n\x12WeightStoreService\x12\x45\n\x08OpenTerm\x12\x1b.gradbus.v1.OpenTermRequest\x1a\x1c.gradbus.v1.OpenTermResponse\x12W\n\x0ePublishVersion\x12!.gradbus.v1.PublishVersionRequest\x1a\".gradbus.v1.PublishVersionResponse\x12]\n\x10\x43ommitCheckpoint\x12#.gradbus.v1.CommitCheckpointRequest\x1a$.gradbus.v1.CommitCheckpointResponse\x12K\n\nGetVersion\x12\x1d.gradbus.v1.GetVersionRequest\x1a\x1e.gradbus.v1.GetVersionResponse\x12Q\n\x0cListVersions\x12\x1f.gradbus.v1.ListVersionsRequest\x1a .gradbus.v1.ListVersionsResponse\x12Z\n\x0fListCheckpoints\x12\".gradbus.v1.ListCheckpointsRequest\x1a#.gradbus.v1.ListCheckpointsResponse\x12\x45\n\x08GetHeads\x12\x1b.gradbus.v1.GetHeadsRequest\x1a\x1c.gradbus.v1.GetHeadsResponse\x12T\n\rGetCheckpoint\x12 .gradbus.v1.GetCheckpointRequest\x1a!.gradbus.v1.GetCheckpointResponse\x12?\n\x06\x41ttest\x12\x19.gradbus.v1.AttestRequest\x1a\x1a.gradbus.v1.AttestResponse\x12T\n\rOpenBroadcast\x12 .gradbus.v1.OpenBroadcastRequest\x1a!.gradbus.v1.OpenBroadcastResponse\x12T\n\rJoinBroadcast\x12 .gradbus.v1.JoinBroadcastRequest\x1a!.gradbus.v1.JoinBroadcastResponse\x12H\n\tDeleteRun\x12\x1c.gradbus.v1.DeleteRunRequest\x1a\x1d.gradbus.v1.DeleteRunResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'gradbus.v1.weight_store_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_GETVERSIONRESPONSE'].fields_by_name['attestations']._loaded_options = None
+  _globals['_GETVERSIONRESPONSE'].fields_by_name['attestations']._serialized_options = b'\030\001'
   _globals['_HEADS']._serialized_start=107
   _globals['_HEADS']._serialized_end=226
   _globals['_OPENTERMREQUEST']._serialized_start=228
@@ -50,39 +52,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETVERSIONREQUEST']._serialized_start=567
   _globals['_GETVERSIONREQUEST']._serialized_end=616
   _globals['_GETVERSIONRESPONSE']._serialized_start=618
-  _globals['_GETVERSIONRESPONSE']._serialized_end=731
-  _globals['_LISTVERSIONSREQUEST']._serialized_start=733
-  _globals['_LISTVERSIONSREQUEST']._serialized_end=770
-  _globals['_LISTVERSIONSRESPONSE']._serialized_start=773
-  _globals['_LISTVERSIONSRESPONSE']._serialized_end=923
-  _globals['_LISTCHECKPOINTSREQUEST']._serialized_start=925
-  _globals['_LISTCHECKPOINTSREQUEST']._serialized_end=965
-  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_start=967
-  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_end=1038
-  _globals['_GETHEADSREQUEST']._serialized_start=1040
-  _globals['_GETHEADSREQUEST']._serialized_end=1073
-  _globals['_GETHEADSRESPONSE']._serialized_start=1075
-  _globals['_GETHEADSRESPONSE']._serialized_end=1127
-  _globals['_GETCHECKPOINTREQUEST']._serialized_start=1129
-  _globals['_GETCHECKPOINTREQUEST']._serialized_end=1167
-  _globals['_GETCHECKPOINTRESPONSE']._serialized_start=1169
-  _globals['_GETCHECKPOINTRESPONSE']._serialized_end=1258
-  _globals['_ATTESTREQUEST']._serialized_start=1260
-  _globals['_ATTESTREQUEST']._serialized_end=1321
-  _globals['_ATTESTRESPONSE']._serialized_start=1323
-  _globals['_ATTESTRESPONSE']._serialized_end=1356
-  _globals['_OPENBROADCASTREQUEST']._serialized_start=1358
-  _globals['_OPENBROADCASTREQUEST']._serialized_end=1463
-  _globals['_OPENBROADCASTRESPONSE']._serialized_start=1465
-  _globals['_OPENBROADCASTRESPONSE']._serialized_end=1541
-  _globals['_JOINBROADCASTREQUEST']._serialized_start=1543
-  _globals['_JOINBROADCASTREQUEST']._serialized_end=1643
-  _globals['_JOINBROADCASTRESPONSE']._serialized_start=1645
-  _globals['_JOINBROADCASTRESPONSE']._serialized_end=1721
-  _globals['_DELETERUNREQUEST']._serialized_start=1723
-  _globals['_DELETERUNREQUEST']._serialized_end=1757
-  _globals['_DELETERUNRESPONSE']._serialized_start=1759
-  _globals['_DELETERUNRESPONSE']._serialized_end=1778
-  _globals['_WEIGHTSTORESERVICE']._serialized_start=1781
-  _globals['_WEIGHTSTORESERVICE']._serialized_end=2776
+  _globals['_GETVERSIONRESPONSE']._serialized_end=735
+  _globals['_LISTVERSIONSREQUEST']._serialized_start=737
+  _globals['_LISTVERSIONSREQUEST']._serialized_end=774
+  _globals['_LISTVERSIONSRESPONSE']._serialized_start=777
+  _globals['_LISTVERSIONSRESPONSE']._serialized_end=927
+  _globals['_LISTCHECKPOINTSREQUEST']._serialized_start=929
+  _globals['_LISTCHECKPOINTSREQUEST']._serialized_end=969
+  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_start=971
+  _globals['_LISTCHECKPOINTSRESPONSE']._serialized_end=1042
+  _globals['_GETHEADSREQUEST']._serialized_start=1044
+  _globals['_GETHEADSREQUEST']._serialized_end=1077
+  _globals['_GETHEADSRESPONSE']._serialized_start=1079
+  _globals['_GETHEADSRESPONSE']._serialized_end=1131
+  _globals['_GETCHECKPOINTREQUEST']._serialized_start=1133
+  _globals['_GETCHECKPOINTREQUEST']._serialized_end=1171
+  _globals['_GETCHECKPOINTRESPONSE']._serialized_start=1173
+  _globals['_GETCHECKPOINTRESPONSE']._serialized_end=1262
+  _globals['_ATTESTREQUEST']._serialized_start=1264
+  _globals['_ATTESTREQUEST']._serialized_end=1325
+  _globals['_ATTESTRESPONSE']._serialized_start=1327
+  _globals['_ATTESTRESPONSE']._serialized_end=1360
+  _globals['_OPENBROADCASTREQUEST']._serialized_start=1362
+  _globals['_OPENBROADCASTREQUEST']._serialized_end=1467
+  _globals['_OPENBROADCASTRESPONSE']._serialized_start=1469
+  _globals['_OPENBROADCASTRESPONSE']._serialized_end=1545
+  _globals['_JOINBROADCASTREQUEST']._serialized_start=1547
+  _globals['_JOINBROADCASTREQUEST']._serialized_end=1647
+  _globals['_JOINBROADCASTRESPONSE']._serialized_start=1649
+  _globals['_JOINBROADCASTRESPONSE']._serialized_end=1725
+  _globals['_DELETERUNREQUEST']._serialized_start=1727
+  _globals['_DELETERUNREQUEST']._serialized_end=1761
+  _globals['_DELETERUNRESPONSE']._serialized_start=1763
+  _globals['_DELETERUNRESPONSE']._serialized_end=1782
+  _globals['_WEIGHTSTORESERVICE']._serialized_start=1785
+  _globals['_WEIGHTSTORESERVICE']._serialized_end=2780
 # @@protoc_insertion_point(module_scope)

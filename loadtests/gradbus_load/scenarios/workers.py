@@ -73,14 +73,18 @@ class Versions:
         manifest = WeightManifest.FromString(message.data)
         self.published[manifest.run_id, manifest.step] = message.metadata.timestamp.timestamp()
 
-    def delays(self, folder: Path, since: float, until: float) -> list[list[float]]:
-        """Of each version that was published in that time, the sorted seconds after which its workers held it."""
+    def delays(self, folder: Path, since: float, until: float) -> tuple[list[list[float]], list[list[float]]]:
+        """Of each version published in that time, the sorted seconds after which its workers were told of it, and held it."""
+        told: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
         held: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
         for file in folder.iterdir():
             for line in file.read_text().splitlines():
-                run_id, step, _, at = line.split()
-                held[run_id, int(step)].append(float(at))
-        return [sorted(at - begin for at in held[version]) for version, begin in self.published.items() if since <= begin <= until]
+                run_id, step, told_at, held_at = line.split()
+                told[run_id, int(step)].append(float(told_at))
+                held[run_id, int(step)].append(float(held_at))
+        chosen = [(version, begin) for version, begin in self.published.items() if since <= begin <= until and held[version]]
+        told_after, held_after = [[sorted(at - begin for at in times[version]) for version, begin in chosen] for times in (told, held)]
+        return told_after, held_after
 
 
 async def measure(settings: Settings, bench: Bench) -> Outcome:
@@ -141,18 +145,18 @@ class _Measurement:
         after, counted = bench.usage(), await self._beats() - beats
         spent = {name: taken / (ended - began) for name, taken in cpu_seconds(before, after).items()}
         # What was published in the last seconds may still be on its way.
-        delays = self.versions.delays(held_folder(bench.stack.state.root), began, ended - self.settings.floor_version_seconds)
-        last = sorted(one[-1] for one in delays if one)
-        every = sorted(delay for one in delays for delay in one)
+        until = ended - self.settings.floor_version_seconds
+        told, held = self.versions.delays(held_folder(bench.stack.state.root), began, until)
         return {
             "cores": rounded({name: spent[name] for name in _SERVICES}, 4),
             "workers_cores": round(sum(taken for name, taken in spent.items() if name.startswith("rollout-")), 3),
             "trainers_cores": round(spent["trainer-0"], 3),
             "mib": rounded({name: after[name].rss_bytes / _MIB for name in _SERVICES}, 1),
             "beats_per_second": round(counted / (ended - began), 1),
-            "versions": len(last),
-            "holders_per_version": statistics.median(map(len, delays)) if delays else 0,
-            "held_seconds": {"p50": percentile(every, 0.5), "p99": percentile(every, 0.99), "last": percentile(last, 1.0)},
+            "versions": len(held),
+            "holders_per_version": statistics.median(map(len, held)) if held else 0,
+            "told_seconds": _spread(told),
+            "held_seconds": _spread(held),
         }
 
     async def _beats(self) -> int:
@@ -182,6 +186,12 @@ class _Measurement:
         return RunStatus.model_validate_json(value) if value else RunStatus(state="queued")
 
 
+def _spread(delays: Sequence[Sequence[float]]) -> dict[str, float]:
+    """The median worker's delay, and the slowest's of any version."""
+    every = sorted(delay for one in delays for delay in one)
+    return rounded({"p50": percentile(every, 0.5), "p99": percentile(every, 0.99), "last": percentile(every, 1.0)})
+
+
 def _spec(bench: Bench, number: int) -> Json:
     return bench.spec(
         f"workers-{number}",
@@ -203,17 +213,18 @@ def _outcome(settings: Settings, found: list[Json]) -> Outcome:
     largest = max(found, key=lambda one: (one["workers"], -one["runs"]))
     words = f"at {largest['workers']:,} workers"
     grown = {name: _marginal(found, name) for name in _SERVICES}
-    held = max(one["held_seconds"]["last"] for one in found)
+    told, held = (max(one[what]["last"] for one in found) for what in ("told_seconds", "held_seconds"))
     findings = [
         Finding(f"conductor {words}", largest["cores"]["conductor"], "cores", settings.floor_cores, "less"),
         Finding(f"conductor {words}, memory", largest["mib"]["conductor"], "MiB", settings.floor_mib, "less"),
         Finding("a death is noticed, slowest", max(one["death_seconds"] for one in found), "s", settings.floor_death_seconds, "less"),
-        Finding("all workers hold a version, slowest", held, "s", settings.floor_version_seconds, "less"),
+        Finding("all workers are told of a version, slowest", told, "s", settings.floor_version_seconds, "less"),
+        Finding("all workers hold it, slowest", held, "s"),
         *(_growth(settings, name, added) for name, added in grown.items() if len(added) > 1),
         *(Finding(f"a worker adds to {name}", added[-1], "ms of CPU a s") for name, added in grown.items() if added),
     ]
     columns = (*(f"{name} cores" for name in _SERVICES), *(f"{name} MiB" for name in _SERVICES))
-    header = ("workers", "runs", *columns, "beats/s", "held p50 s", "held last s", "death s", "all assigned s", "list ms")
+    header = ("workers", "runs", *columns, "beats/s", "told p50 s", "told last s", "held last s", "death s", "all assigned s", "list ms")
     return Outcome("workers", findings, header, [_row(one) for one in found], {"settings": asdict(settings), "points": found}, plot)
 
 
@@ -230,7 +241,8 @@ def _row(one: Mapping[str, Any]) -> tuple[Any, ...]:
         *(f"{one['cores'][name]:.3f}" for name in _SERVICES),
         *(f"{one['mib'][name]:.0f}" for name in _SERVICES),
         f"{one['beats_per_second']:.0f}",
-        f"{one['held_seconds']['p50']:.2f}",
+        f"{one['told_seconds']['p50']:.2f}",
+        f"{one['told_seconds']['last']:.2f}",
         f"{one['held_seconds']['last']:.2f}",
         f"{one['death_seconds']:.1f}",
         f"{one['assigned_seconds']:.1f}",
@@ -243,8 +255,9 @@ def plot(data: Any, axes: Any) -> None:
     single = [one for one in data["points"] if one["runs"] == 1]
     for name in _SERVICES:
         axes.plot([one["workers"] for one in single], [one["cores"][name] for one in single], marker="o", label=name)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    if single:
+        axes.set_xscale("log")
+        axes.set_yscale("log")
     axes.set_xlabel("rollout workers")
     axes.set_ylabel("cores")
     axes.legend(fontsize="small")

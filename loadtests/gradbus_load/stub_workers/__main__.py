@@ -6,17 +6,21 @@ which each rollout worker held each version, GRADBUS_LOAD_LEARNER the learner's 
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Literal
 
 from gradbus.aio.tasks import gather_or_cancel
-from gradbus.process import Process, RunServer, WorkerClients, run_process, serve_worker
+from gradbus.process import Process, ProcessSettings, RunServer, WorkerClients, run_process, serve_worker
 from gradbus_load.stub_workers import COUNT, GROUP_SECONDS, HELD, LEARNER
 
 Build = Callable[[WorkerClients], Awaitable[RunServer]]
+_CONNECTING = 8
+"""Workers that connect at a time: of hundreds none would be in time."""
 
 
 def main() -> int:
@@ -37,8 +41,7 @@ def _rollouts() -> int:
             async def build(clients: WorkerClients) -> RunServer:
                 return StubRollout(settings, clients, digests, held, seconds)
 
-            own = [settings.model_copy(update={"worker_id": name}) for name in _names(settings.worker_id)]
-            await gather_or_cancel([serve_worker(process, "rollout", one, one.weight_store, build) for one in own])
+            await _serve(process, "rollout", settings, settings.weight_store, lambda _: build)
 
     return run_process("rollout", settings, serve)
 
@@ -51,21 +54,39 @@ def _trainers() -> int:
 
     settings, timing = Settings(), LearnerTiming(**json.loads(os.environ.get(LEARNER, "{}")))
 
-    def building(own: Settings) -> Build:
+    def building(worker: str) -> Build:
+        own = settings.model_copy(update={"worker_id": worker})
+
         async def build(clients: WorkerClients) -> RunServer:
             return TrainerService(own, clients, StubLearners(own, timing))
 
         return build
 
-    async def serve(process: Process) -> None:
-        own = [settings.model_copy(update={"worker_id": name}) for name in _names(settings.worker_id)]
-        await gather_or_cancel([serve_worker(process, "trainer", one, one.weight_store, building(one)) for one in own])
-
-    return run_process("trainer", settings, serve)
+    return run_process("trainer", settings, lambda process: _serve(process, "trainer", settings, settings.weight_store, building))
 
 
-def _names(prefix: str) -> list[str]:
-    return [f"{prefix}-{number:04}" for number in range(int(os.environ.get(COUNT, "1")))]
+async def _serve(
+    process: Process,
+    role: Literal["rollout", "trainer"],
+    settings: ProcessSettings,
+    weight_store: str,
+    building: Callable[[str], Build],
+) -> None:
+    """All workers of the process; `building` gives how the worker of a name is built."""
+    connecting = asyncio.Semaphore(_CONNECTING)
+
+    async def serve_one(name: str) -> None:
+        await connecting.acquire()
+        build = building(name)
+
+        async def build_connected(clients: WorkerClients) -> RunServer:
+            connecting.release()
+            return await build(clients)
+
+        await serve_worker(process, role, settings.model_copy(update={"worker_id": name}), weight_store, build_connected)
+
+    count = int(os.environ.get(COUNT, "1"))
+    await gather_or_cancel([serve_one(f"{settings.worker_id}-{number:04}") for number in range(count)])
 
 
 if __name__ == "__main__":

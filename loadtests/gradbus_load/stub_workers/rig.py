@@ -38,7 +38,6 @@ class WorkersRig:
         stubs = {name: _command(name) for name in (*self.rollouts, _TRAINERS)}
         shared = {
             "PYTHONPATH": SOURCES,
-            "GRADBUS_LEFTOVER_MEMORY": "1TB",  # of all workers of the process together, so that none of them can be told apart
             COUNT: "1",
             HELD: str(held_folder(state)),
             GROUP_SECONDS: str(self.group_seconds),

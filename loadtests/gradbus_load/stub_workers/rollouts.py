@@ -50,7 +50,10 @@ class Digests:
 
 
 class HeldVersions:
-    """A file with a line for each version that a worker of this process has loaded: run, version, worker and Unix seconds."""
+    """A file with a line for each version that a worker of this process has loaded.
+
+    The line has run, version, and the Unix seconds at which the worker was told of it and at which it held it.
+    """
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
@@ -63,9 +66,10 @@ class HeldVersions:
         with path.open("a", buffering=1) as file:
             yield cls(file)
 
-    def add(self, run_id: str, version: int, worker: str) -> None:
-        """The worker holds the version now."""
-        self._file.write(f"{run_id} {version} {worker} {time.time():.6f}\n")
+    def add(self, run_id: str, version: int, told_seconds: float) -> None:
+        """A worker holds the version now, of which it was told so many seconds ago."""
+        now = time.time()
+        self._file.write(f"{run_id} {version} {now - told_seconds:.6f} {now:.6f}\n")
 
 
 class StubEngine:
@@ -145,10 +149,12 @@ class StubRollout:
     async def serve_run(self, record: RunRecord) -> None:
         """See `RunServer.serve_run`."""
         clients, presence = self._clients, self._clients.heartbeat.presence
-        engine = StubEngine(self._digests, self._seconds, lambda version: self._held.add(record.run_id, version, presence.worker))
+        versions = VersionLoader(clients.bus, clients.objects, clients.weight_store, record.run_id, self._settings.cache_dir)
+        engine = StubEngine(
+            self._digests, self._seconds, lambda version: self._held.add(record.run_id, version, versions.known_for(version))
+        )
         presence.engine = engine.name
         clients.heartbeat.show_preparing("")
-        versions = VersionLoader(clients.bus, clients.objects, clients.weight_store, record.run_id, self._settings.cache_dir)
         groups, sampler = GroupStore(clients.buffer, record.run_id), StubSampler(record, presence.worker, engine)
         async with versions.followed():
             parts = WorkerParts(clients.bus, groups, engine, versions, sampler, clients.heartbeat, run_metrics(record.run_id))

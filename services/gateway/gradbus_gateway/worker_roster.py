@@ -5,10 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from nats.errors import Error as NatsError
+from nats.js.errors import APIError
+
 from gradbus.bus import Bucket
 from gradbus.control.live_workers import LiveWorkers
+from gradbus.errors import GradbusError
+from gradbus.telemetry import get_logger
 
+_log = get_logger(__name__)
 _FRESH_SECONDS: Final = 0.5
+_RETRY_SECONDS: Final = 0.2
 
 
 class WorkerRoster:
@@ -21,10 +28,14 @@ class WorkerRoster:
         self._read_at = -_FRESH_SECONDS
 
     async def current(self) -> LiveWorkers:
-        """The workers as of half a second ago at most. Raises an error of NATS."""
+        """The workers as of half a second ago at most. Waits while NATS does not answer."""
         clock = asyncio.get_running_loop().time
         async with self._reading:
-            if clock() - self._read_at >= _FRESH_SECONDS:
-                await self._view.read()
-                self._read_at = clock()
+            while clock() - self._read_at >= _FRESH_SECONDS:
+                try:
+                    await self._view.read()
+                    self._read_at = clock()
+                except (NatsError, APIError, GradbusError) as error:
+                    _log.info("workers_not_read", error=f"{type(error).__name__}: {error}")
+                    await asyncio.sleep(_RETRY_SECONDS)
         return self._live

@@ -71,6 +71,19 @@ async def test_a_fetch_that_is_refused_at_once_takes_a_while_all_the_same(bus, u
     assert any(seconds > 0.1 for seconds in slept)
 
 
+async def test_a_fetch_of_nothing_keeps_its_subscription_whoever_says_that_the_time_is_over(bus, queue, monkeypatch):
+    """On a busy machine the client's clock ends a fetch before the server's answer: each made a subscription that was never ended."""
+    subscription = queue._subscription
+
+    async def late(*_, **__):
+        raise TimeoutError
+
+    assert await queue.fetch(4) == []
+    monkeypatch.setattr(type(subscription), "fetch", late)
+    assert await queue.fetch(4) == []
+    assert queue._subscription is subscription
+
+
 async def test_a_task_is_acknowledged_at_receipt(bus, queue, unique, stored, eventually):
     await queue.publish(tasks(3))
     await stored(queue, 3)

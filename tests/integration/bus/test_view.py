@@ -1,6 +1,7 @@
 """Views of buckets on a real NATS: filled before they are used, and up to date again after any fault."""
 
 import asyncio
+import contextlib
 from collections import Counter
 
 import pytest
@@ -169,6 +170,17 @@ async def test_a_heartbeat_that_stops_is_told_by_its_marker_and_the_others_are_n
     assert told[f"$KV.workers.{names[0]}".encode()] == 1
     assert all(told[f"$KV.workers.{name}".encode()] <= beats for name in names[1:]), "each heartbeat once"
     assert [subject for subject in asked if "CONSUMER.CREATE" in subject] == []
+
+
+async def test_more_than_a_thousand_workers_follow_a_key_each(own_bus):
+    """NATS gives a stream 1,000 consumers if it is not told: the workers beyond never heard of their run."""
+    bucket = await own_bus.bucket(Buckets.ASSIGNMENTS)
+    async with contextlib.AsyncExitStack() as stack, asyncio.timeout(120):
+        views = [await stack.enter_async_context(bucket.view(f"worker-{number}")) for number in range(1010)]
+        await bucket.put("worker-1009", b'"run"')
+        await until(views[-1], lambda: views[-1].get("worker-1009") == b'"run"')
+    for stream in ("PROMPTS", "EVENTS", "KV_assignments"):
+        assert (await own_bus.jetstream.stream_info(stream)).config.max_consumers > 100_000
 
 
 async def test_a_view_makes_one_consumer_however_long_it_lives(own_bus, monkeypatch, asked):

@@ -70,7 +70,7 @@ def lines_of_a_heartbeat(workers):
 
 
 def test_a_heartbeat_costs_the_same_however_many_workers_there_are():
-    assert lines_of_a_heartbeat(1000) == lines_of_a_heartbeat(10)
+    assert 0 < lines_of_a_heartbeat(1000) <= lines_of_a_heartbeat(10)
 
 
 def test_a_heartbeat_is_parsed_once_however_often_somebody_asks(monkeypatch):

@@ -62,6 +62,10 @@ class VersionLoader:
         """Digest in the manifest of version `step`, empty if unknown here; a higher term may change it."""
         return self._manifests[step].digest if step in self._manifests else ""
 
+    def known_for(self, step: int) -> float:
+        """Seconds since the head came to version `step`, of a version that has not been loaded since; 0 for any other."""
+        return time.monotonic() - self._published[step] if step in self._published else 0.0
+
     async def load(self, engine: Engine, worker: str, step: int) -> str:
         """Loads version `step` into the engine and attests it; returns the digest.
 
@@ -87,8 +91,9 @@ class VersionLoader:
             self._manifests.pop(step, None)
             self._files.evict_all()
             raise AttestationError(f"version {step} is {manifest.digest} but the engine has {digest}; it is loaded again")
-        if (published := self._published.pop(step, None)) is not None:
-            weights_active(time.monotonic() - published)
+        if step in self._published:
+            weights_active(self.known_for(step))
+            del self._published[step]
         self._files.loaded(paths)
         return digest
 

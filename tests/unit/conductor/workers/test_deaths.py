@@ -70,9 +70,9 @@ def test_a_worker_that_is_ready_clears_the_deaths_of_its_role_alone():
     workers = Workers()
     for number in range(5):
         workers.show("trainer", number)
-        workers.show("rollout", number)
-    workers.show("rollout", 4, reached=0)
-    assert workers.show("rollout", 5) == ""
+        workers.show("rollout", f"r{number}")
+    workers.show("rollout", "r4", reached=0)
+    assert workers.show("rollout", "r5") == ""
     assert "trainer" in workers.show("trainer", 5)
 
 
