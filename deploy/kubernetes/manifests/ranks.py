@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any, Final
 
 from gradbus.deploy.roles import HEALTH_PORT, ROLES
+from gradbus.spec import DEFAULT_QUEUE
 from manifests.documents import Object, labels, named, selector
 from manifests.services import VERSION, WORKLOADS, deployment
 
 NAME: Final = "trainer-ranks"
 RANKS: Final = 2
 MASTER_PORT: Final = 29500
-QUEUE: Final = "trainers"
+QUEUE: Final = DEFAULT_QUEUE
+"""Of Kueue, which admits the trainer, and of the gateway, whose runs it then trains."""
 _KUEUE: Final = "kueue.x-k8s.io/v1beta2"
 _FOREVER: Final = 2**31 - 1
 
@@ -42,6 +44,7 @@ def queued_ranks() -> list[Object]:
     job = "ranks"
     template = _template("$JOB_COMPLETION_INDEX", f"{NAME}-{job}-0-0.{NAME}")
     template["spec"]["restartPolicy"] = "OnFailure"
+    template["spec"]["containers"][0]["env"].append({"name": "GRADBUS_QUEUE", "value": QUEUE})
     work = {"parallelism": RANKS, "completions": RANKS, "completionMode": "Indexed", "backoffLimit": _FOREVER, "template": template}
     spec = {
         "suspend": True,

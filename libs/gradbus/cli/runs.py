@@ -16,21 +16,30 @@ if TYPE_CHECKING:
     from gradbus.client import Client
 
 
-def run(
-    spec: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="Run spec.")],
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow it; exit status 0 succeeded, 1 failed, 3 cancelled.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Have everything checked, and create no run.")] = False,
-    changes: Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Override a field of the spec.")] = None,
-    state: State = None,
-    as_json: JsonLines = False,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class SubmitOptions:
+    """Options of `gradbus run`."""
+
+    spec: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="Run spec.")]
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow it; exit status 0 succeeded, 1 failed, 3 cancelled.")] = False
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Have everything checked, and create no run.")] = False
+    queue: Annotated[str | None, typer.Option(metavar="NAME", help="Queue in which it waits for a trainer.", show_default=False)] = None
+    changes: Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Override a field of the spec.")] = None
+    state: State = None
+    as_json: JsonLines = False
+
+
+@taking(SubmitOptions)
+def run(options: SubmitOptions) -> None:
     """Submit a run. Uploads the model, data and grader files that the spec names."""
     from gradbus.client import load_spec
 
-    submitting = Submitting(follow, dry_run, state, as_json)
-    body = load_spec(spec, changes or ())
-    with connect(state) as client:
-        submitting.submit(client, body, spec.parent)
+    submitting = Submitting(options.follow, options.dry_run, options.state, options.as_json)
+    body = load_spec(options.spec, options.changes or ())
+    if options.queue is not None:
+        body["queue"] = options.queue
+    with connect(options.state) as client:
+        submitting.submit(client, body, options.spec.parent)
 
 
 @dataclass(frozen=True, slots=True)

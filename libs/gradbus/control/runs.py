@@ -7,7 +7,7 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gradbus.errors import CorruptRecordError
-from gradbus.spec import RunSpec
+from gradbus.spec import DEFAULT_QUEUE, RunSpec
 
 DesiredState = Literal["running", "paused", "cancelled", "deleted"]
 DELETED: Final = b'"deleted"'
@@ -142,6 +142,8 @@ class WorkerPresence(StoredModel):
     incarnation: str
     """New with each process: when it changes, the claims of the process before are void."""
     run_id: str = ""
+    queue: str = DEFAULT_QUEUE
+    """Of a trainer: the queue whose runs it trains."""
     engine: str = ""
     version: int = -1
     digest: str = ""

@@ -151,7 +151,13 @@ ROLES: Final[Mapping[str, Role]] = {
         Role(
             "trainer",
             computes=True,
-            operator_settings=(*_DEVICE, "GRADBUS_CHECKPOINT_BYTES", "GRADBUS_COLLECTIVE_SECONDS", "GRADBUS_FOLDER_DELTAS"),
+            operator_settings=(
+                *_DEVICE,
+                "GRADBUS_CHECKPOINT_BYTES",
+                "GRADBUS_COLLECTIVE_SECONDS",
+                "GRADBUS_FOLDER_DELTAS",
+                "GRADBUS_QUEUE",
+            ),
         ),
         Role("rollout", computes=True, operator_settings=(*_DEVICE, "GRADBUS_ENGINE_", "GRADBUS_SGLANG_")),
         Role(
@@ -164,6 +170,7 @@ ROLES: Final[Mapping[str, Role]] = {
                 "GRADBUS_LIMIT_",
                 "GRADBUS_MAX_",
                 "GRADBUS_MODEL_ROOTS",
+                "GRADBUS_QUEUES",
                 "GRADBUS_QUOTA_",
                 "GRADBUS_REWARD_MODULES",
                 "GRADBUS_REWARD_SERVICE",

@@ -149,7 +149,7 @@ class WorkerHeartbeat:
         self.presence.failures, self.presence.failure = self._failures.count, self._failures.cause
 
     def _clear_run(self) -> None:
-        kept = {"worker", "role", "incarnation", "engine"}
+        kept = {"worker", "role", "incarnation", "queue", "engine"}
         fresh = WorkerPresence(**self.presence.model_dump(include=kept))
         for name in WorkerPresence.model_fields:
             setattr(self.presence, name, getattr(fresh, name))

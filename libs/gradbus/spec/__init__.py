@@ -23,7 +23,7 @@ from gradbus.spec.reward.graders import (
 )
 from gradbus.spec.reward.protocols import PROTOCOLS, split_service
 from gradbus.spec.reward.section import RewardModelSpec, RewardSpec, ScorerSpec
-from gradbus.spec.run import EVALUATED_VERSIONS, RunSpec
+from gradbus.spec.run import DEFAULT_QUEUE, EVALUATED_VERSIONS, RunSpec
 from gradbus.spec.sections import (
     AncestorSpec,
     CheckpointSpec,
@@ -47,6 +47,7 @@ from gradbus.spec.sections import (
 )
 
 __all__ = [
+    "DEFAULT_QUEUE",
     "EVALUATED_VERSIONS",
     "MAX_FAULTS",
     "MAX_FILES",

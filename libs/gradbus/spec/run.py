@@ -30,6 +30,7 @@ from gradbus.spec.sections import (
 
 EVALUATED_VERSIONS: Final = 2
 """How many of the versions that are to be evaluated are kept, up to the newest checkpoint."""
+DEFAULT_QUEUE: Final = "default"
 _GROUPS_AHEAD: Final = 4096
 """Groups of given responses between two published versions."""
 
@@ -45,6 +46,9 @@ class RunOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, title="Gradbus run spec")
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$", description="a-z, 0-9 and '-'; at most 63 characters.")]
+    queue: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")] = Field(
+        DEFAULT_QUEUE, description="The queue in which the run waits for a trainer; a trainer serves one queue."
+    )
     kind: Kind = Field(
         "rl",
         description="`rl` samples responses and trains on their rewards; the others train on the responses of the dataset: `sft` on "

@@ -28,8 +28,10 @@ class _Place(NamedTuple):
     role: Role
     run_id: str
     """To which it is assigned; empty: it is free."""
-    serves: bool
+    serves: bool = False
     """Whether it has taken that run up."""
+    queue: str = ""
+    """Of a free trainer."""
 
 
 class WorkerPool:
@@ -45,6 +47,8 @@ class WorkerPool:
         self._of_run = NameGroups[str]()
         """Workers by the run to which they are assigned, present or not."""
         self._live = NameGroups[_Place]()
+        self._of_queue = NameGroups[str]()
+        """Live trainers by queue."""
         self._trainers = Counter[str]()
         """Live trainers by run, only of runs that have one."""
         self._trained: list[str] = []
@@ -61,17 +65,21 @@ class WorkerPool:
         """Number of the workers that `serving` returns."""
         return len(self._live.of(_Place(role, run_id, True)))
 
-    def has_free(self, role: Role) -> bool:
-        """Whether a live worker of the role is assigned to no run."""
-        return bool(self._live.of(_Place(role, "", False)))
+    def has_free(self, role: Role, queue: str = "") -> bool:
+        """Whether a live worker of the role, and of trainers of the queue, is assigned to no run."""
+        return bool(self._live.of(_Place(role, "", queue=queue)))
 
-    def assigned(self, role: Role, most: int) -> list[tuple[str, str]]:
-        """The first live workers of a role that are assigned to a run, each with its run, in order of name."""
-        return list(islice(((name, run_id) for name in self.live.names(role) if (run_id := self.run_of(name))), most))
+    def trainers_of(self, queue: str) -> Sequence[str]:
+        """Names of the live trainers of a queue, in order, as of now."""
+        return self._of_queue.of(queue)
 
-    def count_assigned(self, role: Role) -> int:
-        """Number of the live workers of a role that are assigned to a run."""
-        return len(self.live.names(role)) - len(self._live.of(_Place(role, "", False)))
+    def assigned_trainers(self, queue: str, most: int) -> list[tuple[str, str]]:
+        """The first live trainers of a queue that are assigned to a run, each with its run, in order of name."""
+        return list(islice(((name, run_id) for name in self.trainers_of(queue) if (run_id := self.run_of(name))), most))
+
+    def count_assigned_trainers(self, queue: str) -> int:
+        """Number of the live trainers of a queue that are assigned to a run."""
+        return len(self.trainers_of(queue)) - len(self._live.of(_Place("trainer", "", queue=queue)))
 
     def run_fault(self, run_id: str) -> str:
         """Why no worker can serve the run, else empty.
@@ -109,10 +117,10 @@ class WorkerPool:
         """Names of all workers assigned to the run, present or not."""
         return list(self._of_run.of(run_id))
 
-    async def claim(self, run_id: str, role: Role, most: int | None = None) -> list[str]:
-        """Assigns up to `most` free workers of a role to the run; returns their names."""
+    async def claim(self, run_id: str, role: Role, most: int | None = None, queue: str = "") -> list[str]:
+        """Assigns up to `most` free workers of a role, and of trainers of the queue, to the run; returns their names."""
         taken: list[str] = []
-        free = iter(tuple(self._live.of(_Place(role, "", False))))
+        free = iter(tuple(self._live.of(_Place(role, "", queue=queue))))
         while batch := list(islice(free, None if most is None else most - len(taken))):
             is_taken = await map_bounded(lambda worker: self._assign(worker, run_id), batch, _PARALLEL)
             taken += compress(batch, is_taken)
@@ -131,12 +139,12 @@ class WorkerPool:
             returned = held[len(held) - min(short, len(held) - share) :]
             await map_bounded(lambda worker: self._free(worker, run_id), returned, _PARALLEL)
 
-    async def keep_trainer(self, run_id: str) -> bool:
-        """Whether a live trainer is assigned to the run; replaces a trainer that is gone if another is free."""
+    async def keep_trainer(self, run_id: str, queue: str) -> bool:
+        """Whether a live trainer is assigned to the run; replaces a trainer that is gone if another of the queue is free."""
         if self._trainers[run_id]:
             return True
         before = self.assigned_to(run_id)
-        if not await self.claim(run_id, "trainer", most=1):
+        if not await self.claim(run_id, "trainer", most=1, queue=queue):
             return False
         for worker in before:
             if worker not in self._workers.entries:
@@ -172,7 +180,9 @@ class WorkerPool:
     def _move(self, name: str) -> None:
         """Puts a worker into its place, after a heartbeat or an assignment."""
         worker, run_id, before = self.live.get(name), self.run_of(name), self._live.group(name)
-        place = None if worker is None else _Place(worker.role, run_id, bool(run_id) and worker.run_id == run_id)
+        queue = worker.queue if worker is not None and worker.role == "trainer" else ""
+        place = None if worker is None else _Place(worker.role, run_id, bool(run_id) and worker.run_id == run_id, "" if run_id else queue)
+        self._of_queue.move(name, queue or None)
         if place == before:
             return
         self._live.move(name, place)

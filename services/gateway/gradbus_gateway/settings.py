@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gradbus.process import ProcessSettings, named_variables
 from gradbus.process.settings import Folder
+from gradbus.spec import DEFAULT_QUEUE
 from gradbus.tls import Certificate, read_certificate
 from gradbus.user_services.keys import KeysByOrigin
 
@@ -75,6 +76,14 @@ class TeacherSettings(_Group):
 
     hosts: tuple[str, ...] = Field((), description="Host patterns of the servers.")
     keys: KeysByOrigin = Field({}, description="Keys of the servers that want one, by origin.")
+
+
+class Queues(_Group):
+    """`GRADBUS_QUEUES`: where runs may wait for trainers."""
+
+    model_config = SettingsConfigDict(env_prefix="GRADBUS_", extra="ignore")
+
+    queues: tuple[str, ...] = Field((DEFAULT_QUEUE,), description="Queues that a run spec may name; each needs trainers that serve it.")
 
 
 class GatewaySettings(ProcessSettings):

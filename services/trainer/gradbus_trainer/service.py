@@ -54,6 +54,7 @@ class TrainerService:
         self._clients = clients
         self._learners = learners
         self._scratch = Scratch(settings.cache_dir / "trainer" / settings.worker_id)
+        clients.heartbeat.presence.queue = settings.queue
         self._device = WorkerDevice(clients.bus, clients.heartbeat, settings.device, settings.device_name)
 
     async def serve_run(self, record: RunRecord) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from gradbus.process import ProcessSettings
+from gradbus.spec import DEFAULT_QUEUE
 
 _PR_SET_PDEATHSIG = 1
 
@@ -24,6 +25,7 @@ class Settings(ProcessSettings):
     device_name: str = Field(
         "", description="Name of the device for `rollout.placement`, the same for trainer and rollout; empty: machine and device."
     )
+    queue: str = Field(DEFAULT_QUEUE, pattern=r"^[a-z0-9][a-z0-9-]{0,62}$", description="The queue whose runs this trainer trains.")
     collective_seconds: float = Field(300.0, gt=0.0, description="How long a rank waits for the others before it gives up.")
     trace_steps: float = Field(1.0, ge=0.0, le=1.0, description="Share of steps that are traced, if spans are exported.")
     trace_step_seconds: float = Field(

@@ -206,6 +206,24 @@ async def test_a_run_whose_other_side_is_away_leaves_its_trainer_to_one_that_wai
     await asyncio.wait_for(driving, 60)
 
 
+async def test_a_run_takes_no_trainer_of_another_queue_and_says_which_it_waits_for(stage):
+    spec = stage.record.spec.model_copy(update={"queue": "team-a"})
+    stage.record = stage.record.model_copy(update={"spec": spec})
+    await stage.buckets[Buckets.RUNS].put(f"{stage.run_id}.spec", stage.record.to_bytes())
+    await stage.until(lambda: stage.runs.queue_of(stage.run_id) == "team-a")
+    await stage.trainer("idle")
+    driving = asyncio.create_task(stage.drive())
+    await stage.waits("queued a free trainer of queue team-a: none is running; start one with GRADBUS_QUEUE=team-a")
+    await stage.buckets[Buckets.ASSIGNMENTS].put("trainer", b'"run-zzz"')
+    await stage.trainer("trainer", queue="team-a")
+    await stage.waits("queued a free trainer of queue team-a: trainer has run run-zzz")
+    await stage.buckets[Buckets.ASSIGNMENTS].delete("trainer")
+    await stage.waits("starting ")
+    assert (await stage.assigned(), await stage.assigned("idle")) == (stage.run_id, None)
+    await stage.request("cancelled")
+    await asyncio.wait_for(driving, 60)
+
+
 async def test_users_take_turns_for_trainers(stage):
     runs, older = stage.buckets[Buckets.RUNS], stage.record.model_copy(update={"run_id": "run-000", "key_id": "alice"})
     await runs.put("alice.served", b"1")
@@ -224,7 +242,7 @@ async def test_a_queued_run_names_the_run_of_another_user_that_comes_first(stage
     runs, younger = stage.buckets[Buckets.RUNS], stage.record.model_copy(update={"run_id": "run-zzz", "key_id": "alice"})
     await runs.put("-.served", b"1")
     await runs.put("run-zzz.spec", younger.to_bytes())
-    await stage.until(lambda: next(stage.runs.upcoming(()), "") == "run-zzz")
+    await stage.until(lambda: next(stage.runs.upcoming((), "default"), "") == "run-zzz")
     await stage.trainer()
     driving = asyncio.create_task(stage.drive())
     await stage.waits("queued a free trainer: run run-zzz comes first, for API keys take turns")

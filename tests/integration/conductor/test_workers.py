@@ -50,7 +50,9 @@ async def until(condition):
 
 async def test_of_two_conductors_one_gets_the_trainer(two):
     one, other, _ = two
-    claims = await asyncio.gather(one.claim("run-1", "trainer", most=1), other.claim("run-2", "trainer", most=1))
+    claims = await asyncio.gather(
+        one.claim("run-1", "trainer", most=1, queue="default"), other.claim("run-2", "trainer", most=1, queue="default")
+    )
     assert sorted(claims) == [[], ["trainer"]]
 
 
@@ -74,7 +76,7 @@ async def test_a_bound_is_kept_and_released_workers_can_be_claimed(two):
 
 async def test_runs_with_a_trainer_share_the_rollouts(two, buckets):
     one, other, _ = two
-    await one.claim("run-1", "trainer", most=1)
+    await one.claim("run-1", "trainer", most=1, queue="default")
     await until(lambda: one.run_of("trainer") == "run-1")
     await one.share_rollouts("run-1")
     await until(lambda: len(one.assigned_to("run-1")) == 5)
@@ -120,16 +122,16 @@ async def test_a_view_that_is_behind_takes_no_worker_from_another_run(two, bucke
 async def test_a_trainer_that_is_gone_is_replaced_by_one_that_is_free(two, buckets):
     one, _, _ = two
     workers, assignments = buckets
-    assert await one.keep_trainer("run-1")
+    assert await one.keep_trainer("run-1", "default")
     await until(lambda: one.run_of("trainer") == "run-1")
-    assert await one.keep_trainer("run-1")
+    assert await one.keep_trainer("run-1", "default")
     await workers.delete("trainer")
     await until(lambda: one.live.of_role("trainer") == [])
-    assert not await one.keep_trainer("run-1"), "none is free"
+    assert not await one.keep_trainer("run-1", "default"), "none is free"
     assert (await assignments.get("trainer")).value == b'"run-1"', "it may come back"
     await workers.put("trainer-1", WorkerPresence(worker="trainer-1", role="trainer", incarnation="1").to_bytes())
     await until(lambda: one.live.of_role("trainer"))
-    assert await one.keep_trainer("run-1")
+    assert await one.keep_trainer("run-1", "default")
     assert (await assignments.get("trainer-1")).value == b'"run-1"'
     assert await assignments.get("trainer") is None
 

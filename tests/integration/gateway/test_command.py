@@ -66,6 +66,14 @@ def test_a_run_is_submitted_with_its_files_and_changes(gradbus, spec_file):
     assert run["spec"]["reward"]["grader"]["source"].startswith("def grade")
 
 
+def test_a_queue_is_named_and_an_unknown_one_refused(gradbus, spec_file):
+    status, output, _ = gradbus("run", spec_file, "--queue", "default", "--json")
+    assert (status, json.loads(output)["queue"]) == (0, "default")
+    status, _, errors = gradbus("run", spec_file, "--queue", "team-a")
+    assert status == 2
+    assert "queue: there is no such queue on this server (GRADBUS_QUEUES)" in errors
+
+
 def test_every_fault_is_printed_without_a_traceback(gradbus, spec_file):
     status, _, errors = gradbus("run", spec_file, "--set", "data.train=gone.jsonl", "--set", "rollout.sots=4", "--set", "model.path=.")
     assert status == 2

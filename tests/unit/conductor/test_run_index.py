@@ -33,14 +33,15 @@ class Runs:
     def put(self, key, value):
         change(self.view, key, value)
 
-    def submit(self, run_id, key_id="k"):
-        self.put(f"{run_id}.spec", RunRecord(run_id=run_id, spec=SPEC, created_unix_ns=1, key_id=key_id).to_bytes())
+    def submit(self, run_id, key_id="k", queue="default"):
+        spec = SPEC.model_copy(update={"queue": queue})
+        self.put(f"{run_id}.spec", RunRecord(run_id=run_id, spec=spec, created_unix_ns=1, key_id=key_id).to_bytes())
 
     def serve(self, key_id, unix_ns):
         self.put(f"{key_id}.served", str(unix_ns).encode())
 
-    def upcoming(self, with_trainers=()):
-        return list(self.index.upcoming(with_trainers))
+    def upcoming(self, with_trainers=(), queue="default"):
+        return list(self.index.upcoming(with_trainers, queue))
 
     def show(self, run_id, state, **fields):
         self.put(f"{run_id}.status", RunStatus(state=state, **fields).to_bytes())
@@ -139,6 +140,20 @@ def test_a_user_with_many_runs_delays_no_other_users_run_by_more_than_one():
     assert runs.upcoming()[:2] == ["run-b", "run-a01"], "alice was served, bob never"
 
 
+def test_each_queue_has_its_own_order_and_its_head_is_driven():
+    runs = Runs()
+    for n in range(4):
+        runs.submit(f"run-{n}", "alice", "team-a" if n % 2 else "default")
+    runs.submit("run-4", "bob", "team-a")
+    assert (runs.upcoming(), runs.upcoming(queue="team-a")) == (["run-0", "run-2"], ["run-1", "run-4", "run-3"])
+    assert sorted(runs.to_drive(1)) == ["run-0", "run-1"], "a long queue keeps no other one waiting"
+    runs.serve("alice", 5)
+    assert runs.upcoming(queue="team-a") == ["run-4", "run-1", "run-3"], "she was served last, in whatever queue"
+    runs.submit("run-5", "bob", "team-b")
+    assert (runs.index.queue_of("run-5"), runs.upcoming(queue="team-b")) == ("team-b", ["run-5"])
+    assert runs.upcoming(["run-2"], queue="team-a") == ["run-4", "run-1", "run-3"], "a trainer of another queue does not count"
+
+
 def test_of_users_with_equally_many_trainers_the_one_served_longest_ago_is_next():
     runs = Runs()
     for run_id, key_id, served in (("run-1", "alice", 30), ("run-2", "bob", 10), ("run-3", "carol", 20)):
@@ -227,4 +242,4 @@ def test_an_index_kept_by_changes_is_the_index_of_what_there_is(changes):
     assert runs.index._places == fresh._places
     assert sorted(name for names in fresh._names.values() for name in names) == sorted(fresh._places), "each run is in one place"
     assert runs.to_drive(2) == fresh.to_drive(2, set())
-    assert runs.upcoming() == list(fresh.upcoming(())), "every conductor finds the same run first"
+    assert runs.upcoming() == list(fresh.upcoming((), "default")), "every conductor finds the same run first"

@@ -43,7 +43,7 @@ class Driver:
         self._runs_bucket = runs_bucket
         self._runs = runs
         self._pool = pool
-        self._trainer_queue = TrainerQueue(record.run_id, runs_bucket, runs, pool)
+        self._trainer_queue = TrainerQueue(record, runs_bucket, runs, pool)
         events = EventLog(clients.bus, record.run_id)
         self._status = RunStatusWriter(runs_bucket, events, record.run_id, record.spec.schedule.groups_per_step)
         self._status.metrics.set("gradbus.run.steps", record.spec.schedule.steps)

@@ -66,7 +66,7 @@ class RunLoop:
         self._groups = GroupStore(clients.buffer, record.run_id, journaled=record.spec.may_have_journal)
         self._buffer_quota = BufferQuota(self._log, self._groups, clients.run_buffer_bytes)
         self._checkpoints = CheckpointArchiver(context, self._log, self._heads)
-        self._trainer_watch = TrainerWatch(record.run_id, context.runs, context.pool)
+        self._trainer_watch = TrainerWatch(record, context.runs, context.pool)
         self._preparation = PreparationWatch(record.run_id, context.pool.live)
         self._step_watch = StepWatch(record.run_id, context.pool.live)
         self._stall = StallDetector()

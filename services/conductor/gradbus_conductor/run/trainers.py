@@ -7,7 +7,8 @@ import time
 from typing import Final
 
 from gradbus.bus import Bucket
-from gradbus.control.runs import RunState
+from gradbus.control.runs import RunRecord, RunState
+from gradbus.spec import DEFAULT_QUEUE
 from gradbus_conductor.run.listing import MOST_NAMED, listed
 from gradbus_conductor.runs.index import RunIndex
 from gradbus_conductor.workers import WorkerPool
@@ -21,8 +22,8 @@ _YIELD_SECONDS: Final[dict[RunState, float]] = {"paused": 3.0, "waiting_for_rewa
 class TrainerQueue:
     """A run's turn among the runs that wait for a trainer."""
 
-    def __init__(self, run_id: str, runs_bucket: Bucket, runs: RunIndex, pool: WorkerPool) -> None:
-        self._run_id = run_id
+    def __init__(self, record: RunRecord, runs_bucket: Bucket, runs: RunIndex, pool: WorkerPool) -> None:
+        self._run_id, self._queue = record.run_id, record.spec.queue
         self._bucket = runs_bucket
         self._runs = runs
         self._pool = pool
@@ -36,26 +37,28 @@ class TrainerQueue:
             return True
         if self._runs.place(self._run_id) == "queue" and self._first() != self._run_id:
             return False
-        if not await self._pool.keep_trainer(self._run_id):
+        if not await self._pool.keep_trainer(self._run_id, self._queue):
             return False
         await self._bucket.put(f"{self._runs.key_of(self._run_id)}.served", str(time.time_ns()).encode())
         return True
 
     def waiting_for(self) -> str:
         """What the run waits for: who has the trainers, or which run is first."""
-        if not self._pool.live.names("trainer"):
-            return "a free trainer: none is running; start one, or look into its log"
+        what = "a free trainer" if self._queue == DEFAULT_QUEUE else f"a free trainer of queue {self._queue}"
+        if not self._pool.trainers_of(self._queue):
+            setting = "" if self._queue == DEFAULT_QUEUE else f" with GRADBUS_QUEUE={self._queue}"
+            return f"{what}: none is running; start one{setting}, or look into its log"
         first = self._first()
-        if self._pool.has_free("trainer") and first not in {"", self._run_id}:
+        if self._pool.has_free("trainer", self._queue) and first not in {"", self._run_id}:
             is_own = self._runs.key_of(first) == self._runs.key_of(self._run_id)
-            return f"a free trainer: run {first} comes first{'' if is_own else ', for API keys take turns'}"
-        assigned = self._pool.assigned("trainer", MOST_NAMED)
+            return f"{what}: run {first} comes first{'' if is_own else ', for API keys take turns'}"
+        assigned = self._pool.assigned_trainers(self._queue, MOST_NAMED)
         shown = [f"{worker} has run {run_id}, {self._state_text(run_id)}" for worker, run_id in assigned]
-        return "a free trainer: " + listed(shown, self._pool.count_assigned("trainer"))
+        return f"{what}: {listed(shown, self._pool.count_assigned_trainers(self._queue))}"
 
     def _first(self) -> str:
         """The run that gets the next trainer; empty if none waits."""
-        return next(self._runs.upcoming(self._pool.runs_with_trainers()), "")
+        return next(self._runs.upcoming(self._pool.runs_with_trainers(), self._queue), "")
 
     def _state_text(self, run_id: str) -> str:
         state = self._runs.state(run_id)
@@ -65,8 +68,8 @@ class TrainerQueue:
 class TrainerWatch:
     """Watches the trainer of a run in progress."""
 
-    def __init__(self, run_id: str, runs: RunIndex, pool: WorkerPool) -> None:
-        self._run_id = run_id
+    def __init__(self, record: RunRecord, runs: RunIndex, pool: WorkerPool) -> None:
+        self._run_id, self._queue = record.run_id, record.spec.queue
         self._runs = runs
         self._pool = pool
         self._last_seen = self._resting_since = asyncio.get_running_loop().time()
@@ -78,7 +81,7 @@ class TrainerWatch:
         if self._pool.serving(self._run_id, "trainer"):
             self._last_seen = now
         elif now - self._last_seen > _REPLACE_SECONDS:
-            await self._pool.keep_trainer(self._run_id)
+            await self._pool.keep_trainer(self._run_id, self._queue)
 
     def should_yield(self, version: int, state: RunState) -> bool:
         """Whether the run rests at `version`, paused or waiting for the other side, while another waits for a trainer and none is free."""
@@ -88,6 +91,6 @@ class TrainerWatch:
         return state in _YIELD_SECONDS and now - self._resting_since > _YIELD_SECONDS[state] and self._is_trainer_wanted()
 
     def _is_trainer_wanted(self) -> bool:
-        upcoming = self._runs.upcoming(self._pool.runs_with_trainers())
+        upcoming = self._runs.upcoming(self._pool.runs_with_trainers(), self._queue)
         waits = any(name != self._run_id for name in upcoming)  # the view may still show this run as queued
-        return waits and not self._pool.has_free("trainer")
+        return waits and not self._pool.has_free("trainer", self._queue)

@@ -14,6 +14,7 @@ from pydantic import TypeAdapter, ValidationError
 from gradbus.bus import View
 from gradbus.control.runs import FINAL_STATES, DesiredState, RunState, RunStatus, read_run
 from gradbus.errors import CorruptRecordError
+from gradbus.spec import DEFAULT_QUEUE
 from gradbus_conductor.runs.turns import TrainerTurns
 
 Place = Literal["active", "queue", "ending", "unsettled", "idle", "finished", "deleted"]
@@ -37,6 +38,13 @@ class _Shown(NamedTuple):
     is_readable: bool = True
 
 
+class _Submission(NamedTuple):
+    """What the index keeps of a run's record."""
+
+    key_id: str = _NO_KEY
+    queue: str = DEFAULT_QUEUE
+
+
 class RunIndex:
     """Every run in one place, kept as keys change: what a waiting run costs does not grow with the number of runs.
 
@@ -58,9 +66,12 @@ class RunIndex:
         """Oldest first: run ids sort by time of creation."""
         self._reasons: dict[str, str] = {}
         """Why a run cannot be read, or empty. Only of runs that were asked about: to parse every spec would be most of the work."""
-        self._turns = TrainerTurns()
-        self._api_keys: dict[str, str] = {}
-        """API key of each run, of those that were asked about."""
+        self._turns: dict[str, TrainerTurns] = {}
+        """By queue, of the queues in which a run has waited."""
+        self._served: dict[str, int] = {}
+        """When each API key last got a trainer, of any queue, in nanoseconds."""
+        self._submissions: dict[str, _Submission] = {}
+        """Of the runs that were asked about."""
         runs.listen(self._update)
 
     async def catch_up(self) -> None:
@@ -93,17 +104,19 @@ class RunIndex:
 
     def key_of(self, run_id: str) -> str:
         """The API key that submitted the run; a dash if there is none, or if the spec cannot be read."""
-        if run_id not in self._api_keys:
-            self._api_keys[run_id] = _key_id(self._runs.get(f"{run_id}.spec"))
-        return self._api_keys[run_id]
+        return self._submission(run_id).key_id
 
-    def upcoming(self, with_trainers: Collection[str]) -> Iterator[str]:
-        """Readable runs that wait for a trainer, in the order of their turns. Valid until the caller waits for something.
+    def queue_of(self, run_id: str) -> str:
+        """The queue in which the run waits for a trainer."""
+        return self._submission(run_id).queue
+
+    def upcoming(self, with_trainers: Collection[str], queue: str) -> Iterator[str]:
+        """Readable runs of a queue that wait for a trainer, in the order of their turns. Valid until the caller waits for something.
 
         `with_trainers`: the runs that have a live trainer.
         """
-        held = Counter(map(self.key_of, with_trainers))
-        return self._turns.upcoming(held, lambda name: name not in with_trainers and not self.unreadable_reason(name))
+        held = Counter(self.key_of(name) for name in with_trainers if self.queue_of(name) == queue)
+        return self._turns_of(queue).upcoming(held, lambda name: name not in with_trainers and not self.unreadable_reason(name))
 
     def to_drive(self, most_waiting: int, with_workers: Collection[str], with_trainers: Collection[str] = ()) -> list[str]:
         """Readable runs that need a conductor now: those in progress or with workers, and the first `most_waiting` of the others.
@@ -113,7 +126,7 @@ class RunIndex:
         kept = sorted(name for name in with_workers if self._places.get(name) in {"queue", "ending", "unsettled", "idle"})
         needed = [name for name in (*self._names["active"], *kept) if not self.unreadable_reason(name)]
         ending = (name for name in self._names["ending"] if not self.unreadable_reason(name))
-        for waiting in (ending, self.upcoming(with_trainers)):
+        for waiting in (ending, *(self.upcoming(with_trainers, queue) for queue in self._turns)):
             needed += islice((name for name in waiting if name not in with_workers), most_waiting)
         return needed
 
@@ -144,9 +157,11 @@ class RunIndex:
         elif kind == "status":
             _keep(self._shown, run_id, _shown(value))
         elif kind == "spec":
-            self._api_keys.pop(run_id, None)
+            self._submissions.pop(run_id, None)
         elif kind == "served":
-            self._turns.serve(run_id, _unix_ns(value))  # the key of a user, not of a run
+            self._served[run_id] = _unix_ns(value)  # the key of a user, not of a run
+            for turns in self._turns.values():
+                turns.serve(run_id, self._served[run_id])
             return
         else:
             return
@@ -175,9 +190,23 @@ class RunIndex:
             if before != place:
                 insort(self._names[place], run_id)
         if place == "queue":
-            self._turns.add(run_id, self.key_of(run_id), self._shown.get(run_id, _Shown()).yielded_unix_ns)
+            yielded = self._shown.get(run_id, _Shown()).yielded_unix_ns
+            self._turns_of(self.queue_of(run_id)).add(run_id, self.key_of(run_id), yielded)
         else:
-            self._turns.remove(run_id)
+            for turns in self._turns.values():
+                turns.remove(run_id)
+
+    def _turns_of(self, queue: str) -> TrainerTurns:
+        if queue not in self._turns:
+            self._turns[queue] = turns = TrainerTurns()
+            for key, unix_ns in self._served.items():
+                turns.serve(key, unix_ns)
+        return self._turns[queue]
+
+    def _submission(self, run_id: str) -> _Submission:
+        if run_id not in self._submissions:
+            self._submissions[run_id] = _submission(self._runs.get(f"{run_id}.spec"))
+        return self._submissions[run_id]
 
 
 def _waiting_place(shown: _Shown, desired: DesiredState) -> Place:
@@ -214,12 +243,13 @@ def _shown(value: bytes | None) -> _Shown | None:
     )
 
 
-def _key_id(spec: bytes | None) -> str:
-    """A field of the record alone: to validate the spec of each waiting run would be most of the work."""
+def _submission(spec: bytes | None) -> _Submission:
+    """Two fields of the record alone: to validate the spec of each waiting run would be most of the work."""
     try:
-        return str(json.loads(spec or b"{}")["key_id"]) or _NO_KEY
-    except (ValueError, LookupError, TypeError):
-        return _NO_KEY
+        record = json.loads(spec or b"{}")
+        return _Submission(str(record["key_id"]) or _NO_KEY, str(record.get("spec", {}).get("queue", DEFAULT_QUEUE)))
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return _Submission()
 
 
 def _unix_ns(value: bytes | None) -> int:

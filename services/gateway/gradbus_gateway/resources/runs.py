@@ -21,6 +21,7 @@ class RunSummary(BaseModel):
     id: str
     name: str
     kind: Kind | None = Field(description="What the run trains on, as in its spec; null for an unreadable run.")
+    queue: str = Field("", description="The queue in which it waits for a trainer; empty for an unreadable run.")
     state: RunState | Literal["unreadable"]
     desired: Literal["running", "paused", "cancelled"]
     reason: str = Field("", description="Why the run is in this state, and what to do about it.")
@@ -84,6 +85,7 @@ def _fields(run: Run) -> dict[str, Any]:
         "id": run.record.run_id,
         "name": run.record.spec.name,
         "kind": run.record.spec.kind,
+        "queue": run.record.spec.queue,
         "state": run.state,
         "desired": run.desired,
         "reason": public_text(status.reason) if status else "",

@@ -70,6 +70,15 @@ def test_a_fault_names_its_place_and_what_to_do(http, client, spec, tmp_path, lo
     assert words in str(fault)
 
 
+def test_a_queue_that_the_operator_does_not_name_is_refused_with_those_that_there_are(client, spec, tmp_path):
+    with pytest.raises(SpecError) as refused:
+        client.submit(spec | {"queue": "team-a"}, tmp_path)
+    [fault] = refused.value.faults
+    assert fault.path == "queue"
+    assert "GRADBUS_QUEUES" in str(fault)
+    assert "allowed: default" in str(fault)
+
+
 def test_a_fault_across_sections_is_listed_with_a_fault_of_another(client, spec, tmp_path):
     with pytest.raises(SpecError) as refused:
         client.submit(spec | {"name": "No Name", "data": {"train": "train.jsonl"}, "evaluation": {"metric": "exact"}}, tmp_path)

@@ -56,13 +56,13 @@ async def look(deployment):
 
 async def repair(deployment):
     await deployment.pool.share_rollouts(deployment.run_id)
-    assert await deployment.pool.keep_trainer(deployment.run_id)
+    assert await deployment.pool.keep_trainer(deployment.run_id, "default")
 
 
 async def waiting(deployment):
-    assert not deployment.pool.has_free("trainer")
-    assert len(deployment.pool.assigned("trainer", 2)) == 2
-    assert deployment.pool.count_assigned("trainer") > 2
+    assert not deployment.pool.has_free("trainer", "default")
+    assert len(deployment.pool.assigned_trainers("default", 2)) == 2
+    assert deployment.pool.count_assigned_trainers("default") > 2
 
 
 @pytest.mark.parametrize("work", [heartbeat, assignment, wake_up, look, repair, waiting])
@@ -86,6 +86,6 @@ async def test_runs_with_trainers_follow_their_trainers():
     assert list(pool.runs_with_trainers()) == ["run-0000", "run-0001", "run-0002"], "it has another one"
     change(deployment.assigned, "trainer-extra", None)
     assert list(pool.runs_with_trainers()) == ["run-0000", "run-0002"]
-    assert pool.has_free("trainer")
+    assert pool.has_free("trainer", "default")
     assert pool.assigned_runs() == {"run-0000", "run-0001", "run-0002"}
     assert pool.assigned_to("run-0001") == [f"rollout-0001-{number}" for number in range(OWN)] + ["trainer-0001-0"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -66,6 +66,12 @@ def _allowance_faults(grader: Grader, settings: GatewaySettings, path: str) -> I
     if not settings.python_graders and (off := [part.type for part in parts if part.runs_users_code]):
         allowed = "other graders, a service of your own; or the operator sets GRADBUS_PYTHON_GRADERS"
         yield Fault(path, "graders of type python and code are off on this server", off[0], allowed)
+
+
+def queue_faults(queue: str, queues: Sequence[str]) -> Iterator[Fault]:
+    """A queue that the operator does not name has no trainers: a run would wait in it for ever."""
+    if queue not in queues:
+        yield Fault("queue", "there is no such queue on this server (GRADBUS_QUEUES)", queue, ", ".join(queues))
 
 
 def environment_faults(environment: EnvironmentSpec | None) -> Iterator[Fault]:

@@ -41,13 +41,14 @@ from gradbus_gateway.intake.spec.faults import (
     evaluation_faults,
     fit_faults,
     lora_faults,
+    queue_faults,
     replay_faults,
     reward_faults,
     server_faults,
 )
 from gradbus_gateway.intake.spec.frozen_models import REWARD_MODEL, TEACHER, FrozenModels, sampler_row_faults
 from gradbus_gateway.intake.spec.teacher_servers import TeacherServers
-from gradbus_gateway.settings import GatewaySettings, TeacherSettings
+from gradbus_gateway.settings import GatewaySettings, Queues, TeacherSettings
 
 Section = TypeVar("Section", bound=BaseModel)
 _GRADERS_AT_A_TIME: Final = 2
@@ -66,6 +67,7 @@ class SpecIntake:
         self._prompts = PromptCheck(objects, tokenizers, self._teachers.tokenizer_fault)
         self._models = ModelIntake(objects, settings)
         self._datasets = DataIntake(objects, settings)
+        self._queues = Queues().queues
         self._graders = CheckTurns(_GRADERS_AT_A_TIME)
 
     async def accept(self, body: object, caller: str) -> RunSpec:
@@ -109,7 +111,7 @@ class SpecIntake:
             faults.extend(replay_faults(model, spec.rollout))
             faults.extend([*lora_faults(model, spec.trainer.lora), *critic_faults(model, spec), *sampler_row_faults(spec, model)])
         if spec:
-            faults.extend(need_faults(spec))
+            faults.extend([*need_faults(spec), *queue_faults(spec.queue, self._queues)])
         if evaluation := spec.evaluation if spec else _valid(EvaluationSpec, sections.get("evaluation", {})):
             faults.extend(evaluation_faults(evaluation, data_spec, reward))
         if faults or spec is None or model is None or data is None:

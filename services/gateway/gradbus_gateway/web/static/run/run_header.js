@@ -15,7 +15,7 @@ export class RunHeader {
     this.actions = runActions(context, run, onChange);
     this.element = make(
       "header", { class: "run-head" },
-      make("div", { class: "view-head" }, make("div", {}, make("h1", {}, run.name || run.id), make("p", { class: "soft small" }, make("span", { class: "mono" }, run.id), ` · ${trainsGiven(run.spec) ? run.kind : `${run.kind} · ${run.spec.algorithm.name}`} · ${age(run.created_at)}`)), this.actions.element),
+      make("div", { class: "view-head" }, make("div", {}, make("h1", {}, run.name || run.id), make("p", { class: "soft small" }, make("span", { class: "mono" }, run.id), ` · ${trainsGiven(run.spec) ? run.kind : `${run.kind} · ${run.spec.algorithm.name}`}${queue(run)} · ${age(run.created_at)}`)), this.actions.element),
       make("p", { class: "state-line" }, this.chip, " ", this.detail),
       this.progress, this.reason, this.problem,
       make("div", { class: "figures-row" }, make("dl", { class: "figures" }, ...Object.entries(this.figures).map(([name, value]) => make("div", {}, make("dt", {}, name), value))), make("a", { class: "to-samples", href: `#/runs/${run.id}/samples` }, "Samples side by side")),
@@ -46,6 +46,11 @@ export class RunHeader {
     this.problem.classList.remove("hidden");
     this.problem.replaceChildren(...withCode(error.message), " The numbers below are the last that were received.");
   }
+}
+
+/** Where the run waits for a trainer, if that is not where all do. */
+function queue({ spec }) {
+  return spec.queue && spec.queue !== "default" ? ` · queue ${spec.queue}` : "";
 }
 
 /** How well the run learns: text by name, the same names for the whole run. */
