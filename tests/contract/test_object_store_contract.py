@@ -186,6 +186,8 @@ async def test_objects_are_listed_below_their_prefix_alone(store):
     assert await store.list("runs/nobody") == []
     assert await store.folders("runs") == ["a", "ab"]
     assert await store.folders("nothing") == []
+    await store.delete("runs/ab/versions/1-1")
+    assert [await store.has_any(folder) for folder in ("runs/a", "runs/ab", "runs/nobody")] == [True, False, False]
 
 
 async def test_a_put_replaces_and_a_delete_may_be_repeated(store):

@@ -30,6 +30,11 @@ class RowFile:
             position += len(line)
         self._count, self._end = row, position
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the file."""
+        return self._end
+
     def __len__(self) -> int:
         return self._count
 

@@ -196,6 +196,14 @@ class ObjectStore:
             found = await obstore.list_with_delimiter_async(self._backend, checked_path(prefix))
         return sorted(path.rpartition("/")[2] for path in found["common_prefixes"])
 
+    async def has_any(self, prefix: str) -> bool:
+        """Whether there is an object below the folder `prefix`; a deletion may leave an empty one."""
+        with self._errors(prefix):
+            async for batch in obstore.list(self._backend, checked_path(prefix), chunk_size=1):
+                if batch:
+                    return True
+        return False
+
     async def delete(self, path: str) -> None:
         """Removes the object at `path`; no error if there is none."""
         try:

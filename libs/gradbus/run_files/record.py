@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from pydantic import ValidationError
@@ -47,7 +48,7 @@ async def find_record(objects: ObjectStore, given: str) -> RunRecord:
     if not run_ids:
         raise ReplayError(f"{objects.url} holds no run; name the object storage of the run's stack by --state or --objects")
     if given == "last":
-        return await _needed(objects, run_ids[-1])
+        return await _needed(objects, await _newest(objects, run_ids))
     if given in run_ids:
         return await _needed(objects, given)
     for record in await map_bounded(lambda run_id: _found(objects, run_id), run_ids[: -_SEARCHED - 1 : -1], _PARALLEL):
@@ -60,6 +61,14 @@ async def find_record(objects: ObjectStore, given: str) -> RunRecord:
         raise ReplayError(f"{given!r} is the beginning of {len(begun)} run ids: {', '.join(begun[:_SHOWN])}; give more characters")
     newest = ", ".join(run_ids[: -_SHOWN - 1 : -1])
     raise ReplayError(f"{objects.url} holds no run that is called {given!r}, the newest are {newest}; give one of these, or --objects")
+
+
+async def _newest(objects: ObjectStore, run_ids: Sequence[str]) -> str:
+    """The last with an object, for a deletion may leave its folder; the very last if none has one."""
+    for run_id in reversed(run_ids):
+        if await objects.has_any(f"{RUNS}/{run_id}"):
+            return run_id
+    return run_ids[-1]
 
 
 async def _needed(objects: ObjectStore, run_id: str) -> RunRecord:

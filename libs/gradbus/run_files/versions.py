@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -42,9 +42,31 @@ async def read_versions(objects: ObjectStore, run_id: str) -> StoredVersions:
         _read_all(objects, WeightManifest, versions_path(run_id)),
     )
     of_step = {one.step: one for one in sorted(checkpoints, key=lambda one: one.term)}
+    return StoredVersions(_digests(checkpoints, deleted, versions), of_step)
+
+
+async def read_digest(objects: ObjectStore, run_id: str, step: int) -> str | None:
+    """The digest of one version, as `read_versions` has it; None if it is not known. Reads only what may name it. Raises StorageError."""
+    checkpoints, deleted, versions = await asyncio.gather(
+        _read_all(objects, CheckpointManifest, checkpoints_path(run_id)),
+        _read_all(objects, DeletedVersions, digests_path(run_id), lambda name: _may_have(name, step)),
+        _read_all(objects, WeightManifest, versions_path(run_id), lambda name: name.startswith(f"{step}-")),
+    )
+    return _digests(checkpoints, deleted, versions).get(step)
+
+
+def _digests(
+    checkpoints: Iterable[CheckpointManifest], deleted: Iterable[DeletedVersions], versions: Iterable[WeightManifest]
+) -> Mapping[int, str]:
     named = (version for checkpoint in checkpoints for version in (checkpoint.weights, *checkpoint.pinned))
     known = [*versions, *named, *(version for record in deleted for version in record.versions)]
-    return StoredVersions({one.step: one.digest for one in sorted(known, key=lambda one: one.term)}, of_step)
+    return {one.step: one.digest for one in sorted(known, key=lambda one: one.term)}
+
+
+def _may_have(name: str, step: int) -> bool:
+    """Whether the step is among those that the name of deleted versions tells: <first>-<last>-<hash>."""
+    first, last, _ = name.split("-")
+    return int(first) <= step <= int(last)
 
 
 async def store_deleted(objects: ObjectStore, run_id: str, versions: Iterable[WeightManifest]) -> None:
@@ -66,7 +88,11 @@ async def remove_deleted(objects: ObjectStore, run_id: str) -> None:
         await objects.delete(path)
 
 
-async def _read_all(objects: ObjectStore, kind: type[_Content], folder: str) -> Sequence[_Content]:
+async def _read_all(
+    objects: ObjectStore, kind: type[_Content], folder: str, is_wanted: Callable[[str], bool] = lambda _: True
+) -> Sequence[_Content]:
+    """The objects of the folder whose names are wanted."""
+
     async def read(path: str) -> _Content | None:
         try:
             return unseal_message(kind, await objects.get(path), path)
@@ -74,4 +100,5 @@ async def _read_all(objects: ObjectStore, kind: type[_Content], folder: str) -> 
             _log.warning("manifest_skipped", path=path, error=str(error))
             return None
 
-    return [found for found in await map_bounded(read, await objects.list(folder), _PARALLEL) if found is not None]
+    paths = [path for path in await objects.list(folder) if is_wanted(path.rpartition("/")[2])]
+    return [found for found in await map_bounded(read, paths, _PARALLEL) if found is not None]

@@ -11,7 +11,7 @@ from gradbus import crash_points
 from gradbus.bus import Bucket, Conflict, OwnedKey
 from gradbus.errors import FencedError, HistoryError, ObjectMissingError, StorageError, VersionGoneError
 from gradbus.ids import digest_of
-from gradbus.run_files.versions import remove_deleted
+from gradbus.run_files.versions import remove_deleted, store_deleted
 from gradbus.v1.weight_store_service_pb2 import Heads
 from gradbus.v1.weights_pb2 import CheckpointHead, CheckpointManifest, Shard, WeightManifest
 from gradbus_weight_store.delete_lock import StoreDeleteLock
@@ -159,6 +159,15 @@ class Ledger:
             await remove_deleted(self._manifests.objects, self.run_id)
             self._versions = {}
             await self.holders.delete()
+
+    async def keep_digests(self, versions: Iterable[WeightManifest]) -> None:
+        """Stores the digests of versions that retention is about to delete; of a run that any replica has deleted none stay."""
+        async with self._lock:
+            await store_deleted(self._manifests.objects, self.run_id, versions)
+            if await self._term.refresh():
+                self._loaded = False
+            if self._stored_term() == _LAST_TERM:
+                await remove_deleted(self._manifests.objects, self.run_id)
 
     def forget(self, manifests: Iterable[WeightManifest]) -> None:
         """Stops serving these manifests, before they are deleted."""

@@ -13,7 +13,6 @@ from pydantic import ValidationError
 from gradbus.bus import Bucket
 from gradbus.control.runs import RunRecord
 from gradbus.errors import GradbusError
-from gradbus.run_files.versions import store_deleted
 from gradbus.spec import EVALUATED_VERSIONS, RunSpec
 from gradbus.telemetry import get_logger
 from gradbus.v1.weights_pb2 import CheckpointManifest, WeightManifest
@@ -115,7 +114,7 @@ class Retention:
             return
         blobs = {digest for path in old for digest in await self._manifests.blobs(path)}
         await self._named.among(blobs, without=old)  # fills the caches, so that the lock is held for a short time
-        await store_deleted(self._manifests.objects, ledger.run_id, [one for path, one in versions.items() if path in old])
+        await ledger.keep_digests([one for path, one in versions.items() if path in old])
         async with self.delete_lock.deleting():
             blobs -= await self._named.among(blobs, without=old)
             await delete_blobs(self._manifests.objects, blobs)

@@ -53,7 +53,7 @@ def script(tmp_path_factory):
     def run(modules, body, *given):
         imports = "".join(f"...await import({json.dumps(str(folder / module))}), " for module in modules.split())
         source = f"{DOCUMENT}\nconst page = {{ {imports} }}, given = {json.dumps(given)};\n"
-        source += f"console.log(JSON.stringify((() => {{ {body} }})()));"
+        source += f"console.log(JSON.stringify(await (async () => {{ {body} }})()));"
         command = [NODE, "--input-type=module", "--eval", source]
         return json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout)
 
@@ -354,6 +354,33 @@ def test_the_rest_of_a_row_stands_beside_a_sample_of_a_policy(script):
         "samples/row_fields.js", "return given[0].map((fields) => page.rowFields(fields).textContent ?? false);", [[["answer", "2"]], []]
     )
     assert shown == ["answer 2", False]
+
+
+RANKING = """
+  const asked = [];
+  globalThis.fetch = async (path) => {
+    const query = new URL(path, "http://page").searchParams;
+    asked.push([query.get("step") ?? query.get("index"), query.getAll("include"), query.get("limit")]);
+    const ofGroup = given[1].find((one) => `${one.index}` === query.get("index"));
+    const data = query.has("step") ? given[1] : [{ ...ofGroup, item: { answer: query.get("index") } }];
+    return { ok: true, json: async () => ({ data, has_more: true }) };
+  };
+  const history = { timeOf: () => 0 };
+  const column = await page.readStep(given[0], history, { show: "low", colour: "advantage" }, 1, undefined);
+  const text = page.columnElement(given[0], column, { colour: "advantage", texts: null, range: [0, 1], update: () => {} }).textContent;
+  return [asked, column.samples.map((sample) => [sample.id, sample.item]), text];
+"""
+
+
+def test_a_ranking_reads_its_step_without_rows_and_then_the_row_of_each_group_that_it_shows(script):
+    judged = {"prompt": "where", "reward_status": "ok"}
+    samples = [SAMPLE | judged | {"id": f"{4 + n // 2}.{n % 2}", "index": 4 + n // 2, "reward": 1 - n / 8} for n in range(3)]
+    run = run_of("rl")
+    run["spec"]["data"] = {"prompt": "prompt"}
+    asked, shown, text = script("samples/comparison_view.js", RANKING, run, samples)
+    assert asked == [["1", [], "1000"], ["5", ["item"], "1"], ["4", ["item"], "1"]]
+    assert shown == [["5.0", {"answer": "5"}], ["4.1", {"answer": "4"}], ["4.0", {"answer": "4"}]]
+    assert text.endswith("Selected from the first 3 samples of this step.")
 
 
 def test_a_turn_says_how_it_ended_and_where_it_is(script):

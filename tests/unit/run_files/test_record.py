@@ -49,6 +49,13 @@ async def test_an_empty_store_says_that_it_may_be_another_one(objects):
         await find_record(objects, "last")
 
 
+async def test_a_run_that_was_deleted_is_not_the_last_though_its_folder_stays(stored):
+    await stored.put("runs/run-03-d/versions/0-1", b"manifest")
+    for path in await stored.list("runs/run-03-d"):
+        await stored.delete(path)
+    assert (await find_record(stored, "last")).run_id == "run-02-c"
+
+
 async def test_a_record_that_is_damaged_or_gone_is_named(stored):
     await stored.put("runs/run-03-d/record", b"torn")
     with pytest.raises(ReplayError, match=r"runs/run-03-d/record .* restore it from a copy"):

@@ -5,7 +5,7 @@ import pytest
 from gradbus.experience.records import seal
 from gradbus.objects import ObjectStore
 from gradbus.run_files.paths import checkpoint_path, version_path
-from gradbus.run_files.versions import read_versions, remove_deleted, store_deleted
+from gradbus.run_files.versions import read_digest, read_versions, remove_deleted, store_deleted
 from gradbus.v1.weights_pb2 import CheckpointManifest, Shard, WeightManifest
 
 RUN = "run-1"
@@ -35,6 +35,24 @@ async def test_the_newest_term_of_each_step_counts_wherever_it_is_recorded(objec
     terms = {step: int(digest.rpartition("-")[2]) for step, digest in found.digests.items()}
     assert terms == {0: 1, 1: 1, 2: 1, 3: 2, 4: 2, 5: 2}
     assert {step: one.term for step, one in found.checkpoints.items()} == {5: 2}
+    assert {step: await read_digest(objects, RUN, step) for step in range(6)} == found.digests
+    assert await read_digest(objects, RUN, 6) is None
+
+
+async def test_for_one_digest_only_what_may_name_it_is_read(objects, monkeypatch):
+    for step in (1, 11, 21):
+        await put(objects, version(step))
+    for steps in (range(8), range(8, 16)):
+        await store_deleted(objects, RUN, [version(step, term=2) for step in steps])
+    asked, get = [], ObjectStore.get
+
+    async def reading(objects, path):
+        asked.append(path.removeprefix(f"runs/{RUN}/").rpartition("-")[0])
+        return await get(objects, path)
+
+    monkeypatch.setattr(ObjectStore, "get", reading)
+    assert await read_digest(objects, RUN, 1) == "sha256:1-2"
+    assert sorted(asked) == ["digests/0-7", "versions/1"]
 
 
 async def test_a_deletion_that_was_cut_short_and_the_next_lose_no_digest(objects):

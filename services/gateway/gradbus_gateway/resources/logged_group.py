@@ -52,6 +52,11 @@ class LoggedGroup:
         return self._resource(at, self.group.samples[at], with_tokens)
 
     @cached_property
+    def folded_prompt(self) -> str:
+        """The prompt without regard to the case of letters: it is searched once for each sample."""
+        return self.group.prompt_text.casefold()
+
+    @cached_property
     def advantages(self) -> tuple[float | None, ...]:
         """By sample, as they are trained; None for a sample that is not, or if tokens have different ones, or the whole step makes them."""
         samples = self.group.samples

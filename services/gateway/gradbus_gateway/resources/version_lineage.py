@@ -40,8 +40,9 @@ class ScorerResource(BaseModel):
             kind: Literal["agent", "environment"] = "agent" if world.agent else "environment"
             name = world.agent or world.service or "source"
             yield cls(section="environment", kind=kind, name=name, version=digest_of_json(world.model_dump(mode="json")))
-        if spec.teacher is not None:
-            yield cls(section="teacher", kind="model", name=spec.teacher.source, version=digest_of_json(spec.teacher.files))
+        if (teacher := spec.teacher) is not None:
+            content = teacher.served.model_dump(mode="json") if teacher.served else teacher.files
+            yield cls(section="teacher", kind="model", name=teacher.source, version=digest_of_json(content))
 
 
 class TrainedGroup(BaseModel):

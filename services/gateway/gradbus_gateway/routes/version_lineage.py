@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 
 from gradbus.experience.reader import read_experience
 from gradbus.experience.steps import step_teller
-from gradbus.run_files.versions import read_versions
+from gradbus.run_files.versions import read_digest
 from gradbus.spec import ScheduleSpec
 from gradbus.telemetry import get_logger
 from gradbus.v1.group_pb2 import VERDICT_TRAIN, LogEntry
@@ -41,14 +41,15 @@ async def get_version_lineage(
     spec = run.record.spec
     digest = await _digest(gateway, run, version)
     steps = range(version) if step is None else range(step, min(step + 1, version))
-    found: list[TrainedGroup] = []
+    found: list[tuple[int, TrainedGroup]] = []
     position, characters = 0, 0
-    async with aclosing(_groups(gateway, run_id, spec.schedule, steps)) as groups:
-        async for group in groups:
+    async with aclosing(_entries(gateway, run_id, spec.schedule, steps)) as entries:
+        async for entry, entry_step, entry_digest in entries:
             position += 1
-            if position > after:
-                found.append(group)
-                characters += len(group.prompt)
+            if position <= after or (group := _group(entry, entry_step, entry_digest)) is None:
+                continue
+            found.append((position, group))
+            characters += len(group.prompt)
             if len(found) > limit or (characters > _PAGE_CHARACTERS and len(found) > 1):
                 limit = min(limit, len(found) - 1)
                 break
@@ -61,15 +62,15 @@ async def get_version_lineage(
         base=spec.model.base,
         parent=spec.model.lineage.ancestors[0] if spec.model.lineage else None,
         scorers=list(ScorerResource.all_of(spec)),
-        groups=found[:limit],
+        groups=[group for _, group in found[:limit]],
         has_more=has_more,
-        next_after=after + limit if has_more else None,
+        next_after=found[limit - 1][0] if has_more else None,
     )
 
 
 async def _digest(gateway: Gateway, run: Run, version: int) -> str | None:
     """None for a version that was trained and not published. Raises the problem 404 for one that was not trained."""
-    digest = (await read_versions(gateway.objects, run.run_id)).digests.get(version)
+    digest = await read_digest(gateway.objects, run.run_id, version)
     reached = run.status.progress.step if run.status else 0
     if digest is None and version > reached:
         raise ProblemError(
@@ -78,8 +79,11 @@ async def _digest(gateway: Gateway, run: Run, version: int) -> str | None:
     return digest
 
 
-async def _groups(gateway: Gateway, run_id: str, schedule: ScheduleSpec, steps: range) -> AsyncGenerator[TrainedGroup, None]:
-    """The groups of these steps. The log is read from its beginning: which step takes a group may depend on all groups before it."""
+async def _entries(gateway: Gateway, run_id: str, schedule: ScheduleSpec, steps: range) -> AsyncGenerator[tuple[LogEntry, int, str], None]:
+    """The log entries of these steps, with step and digest.
+
+    The log is read from its beginning: which step takes a group may depend on all groups before it.
+    """
     teller = step_teller(schedule)
     waiting: dict[int, tuple[LogEntry, str]] = {}
     left = len(steps) * schedule.groups_per_step if schedule.has_fixed_steps else -1
@@ -94,8 +98,8 @@ async def _groups(gateway: Gateway, run_id: str, schedule: ScheduleSpec, steps: 
                 logged, digest = waiting.pop(index)
                 if step >= steps.stop and not schedule.has_fixed_steps:
                     return
-                if step in steps and (group := _group(logged, step, digest)) is not None:
-                    yield group
+                if step in steps:
+                    yield logged, step, digest
                 left -= step in steps
             if left == 0:
                 return

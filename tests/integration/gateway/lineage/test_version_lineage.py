@@ -113,3 +113,14 @@ async def test_the_groups_of_an_entry_that_cannot_be_read_are_left_out(client, s
     run_id = await logged(submitted)
     await buffer.xadd(f"{{{run_id}}}:experience", {"i": 6, "r": b"torn"})
     assert len(client.version_lineage(run_id, 2)["groups"]) == 4
+
+
+async def test_pages_are_counted_in_entries_so_that_those_of_earlier_ones_need_not_be_parsed(client, submitted, buffer, set_state):
+    log = ExperienceLog(buffer, submitted["id"])
+    for index in range(6):
+        await log.append(1, {index: LogEntry(index=index, verdict=TRAIN, group=b"torn") if index == 1 else entry(index)})
+    await set_state(submitted["id"], "running", step=2)
+    first = client.version_lineage(submitted["id"], 2, limit=2)
+    assert ([group["index"] for group in first["groups"]], first["next_after"]) == ([0, 2], 3)
+    second = client.version_lineage(submitted["id"], 2, limit=2, after=3)
+    assert ([group["index"] for group in second["groups"]], second["next_after"]) == ([3], None)

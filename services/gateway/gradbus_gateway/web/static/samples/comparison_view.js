@@ -7,7 +7,7 @@ import { number } from "../lib/format.js";
 import { groupSize, hasFixedSteps, trainsGiven } from "../lib/run_kind.js";
 import { rewardRange, sampleCard } from "./sample_card.js";
 import { rowFields } from "./row_fields.js";
-import { answersOf, byGroup, readSamples } from "./sample_log.js";
+import { addRows, answersOf, byGroup, readSamples } from "./sample_log.js";
 import { tokenTexts } from "./tokens.js";
 
 const MAX_GROUPS = 4;
@@ -53,7 +53,7 @@ export async function showComparison({ root, signal, query, showError }, runId) 
   await load();
 }
 
-/** The columns of a selection: [{title, samples, mixed?, more?}]; `mixed` if the samples have several prompts, `more` if some are left out. */
+/** The columns of a selection: [{title, samples, mixed?, more?}]; `mixed` if the samples have several prompts, `more` if some are left out, of a ranking how many it is of. */
 async function readColumns(run, selection, signal) {
   const runHistory = historyOf(run.id);
   await loadHistory(run.id, runHistory, signal);
@@ -62,7 +62,7 @@ async function readColumns(run, selection, signal) {
   return Promise.all(selection.steps.map((step) => readStep(run, runHistory, selection, step, signal)));
 }
 
-async function readStep(run, runHistory, selection, step, signal) {
+export async function readStep(run, runHistory, selection, step, signal) {
   const { groups_per_step: width } = run.spec.schedule;
   const tokens = selection.colour === "probability";
   if (selection.show === "prompt") {
@@ -70,10 +70,12 @@ async function readStep(run, runHistory, selection, step, signal) {
     const page = await readSamples(run, runHistory, { index, tokens, limit: 64 }, signal);
     return { title: hasFixedSteps(run.spec) ? `Step ${step}` : `Group ${index}`, samples: page.data, more: page.has_more };
   }
-  const page = await readSamples(run, runHistory, { step, tokens }, signal);
+  const page = await readSamples(run, runHistory, { step, tokens, rows: false }, signal);
   const sign = selection.show === "low" ? 1 : -1;
   const scored = page.data.filter((sample) => sample.reward !== null).sort((one, other) => sign * (one.reward - other.reward));
-  return { title: `Step ${step}`, samples: scored.slice(0, MAX_CARDS), mixed: true, more: page.has_more };
+  const samples = scored.slice(0, MAX_CARDS);
+  if (!trainsGiven(run.spec)) await addRows(run, runHistory, samples, signal);
+  return { title: `Step ${step}`, samples, mixed: true, more: page.has_more && page.data.length };
 }
 
 /** The first samples of the whole log that are found; a page of a search may have few or none. */
@@ -98,7 +100,7 @@ async function readRow(run, selection, signal) {
   return byGroup(page.data).map((samples) => ({ title: samples[0].step === null ? `Group ${samples[0].index}` : `Step ${samples[0].step}`, samples }));
 }
 
-function columnElement(run, { title, samples, mixed, more, none }, { colour, texts, range, update }) {
+export function columnElement(run, { title, samples, mixed, more, none }, { colour, texts, range, update }) {
   const rewards = samples.map((sample) => sample.reward).filter((reward) => reward !== null);
   const mean = rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length;
   const first = samples[0];
@@ -111,7 +113,7 @@ function columnElement(run, { title, samples, mixed, more, none }, { colour, tex
       : !isGiven && make("p", { class: "soft small" }, `by version ${versions.join(", ")}${mixed || !rewards.length ? "" : ` · mean reward ${number(mean)}`}`),
     first && !mixed && make("div", { class: "prompt" }, make("pre", {}, first.prompt), rowFields(answersOf(run, first)), make("button", { class: "plain small", onclick: () => update({ row: first.row_index }) }, "every group of this prompt")),
     make("ol", { class: "cards" }, ...samples.flatMap((sample) => [mixed && make("li", { class: "of-prompt" }, make("pre", {}, sample.prompt), rowFields(answersOf(run, sample))), sampleCard(run, sample, { colour, texts, range })])),
-    more && make("p", { class: "soft small" }, none ? "There are more samples; search for a longer text." : mixed ? "Selected from the first 1000 samples of this step." : "There are more samples."),
+    more && make("p", { class: "soft small" }, none ? "There are more samples; search for a longer text." : mixed ? `Selected from the first ${more} samples of this step.` : "There are more samples."),
   );
 }
 

@@ -4,11 +4,12 @@ import { groupSize, hasFixedSteps, stepsAhead, trainsGiven } from "../lib/run_ki
 
 const MARGIN_MS = 5000;
 
-/** Samples of one step (`step`) or one group (`index`) with their rows; `tokens` adds ids and log-probabilities. */
-export async function readSamples(run, history, { step, index, tokens = false, limit = 1000 }, signal) {
+/** Samples of one step (`step`) or one group (`index`), with their rows unless `rows` is false; `tokens` adds ids and log-probabilities. */
+export async function readSamples(run, history, { step, index, tokens = false, rows = true, limit = 1000 }, signal) {
   const { groups_per_step: width } = run.spec.schedule;
   const filter = step === undefined ? { index } : { step };
-  const query = new URLSearchParams({ ...filter, limit, include: "item" });
+  const query = new URLSearchParams({ ...filter, limit });
+  if (rows) query.append("include", "item");
   if (tokens) query.append("include", "tokens");
   const expected = (step === undefined ? 1 : width) * groupSize(run.spec);
   const trainingStep = step ?? Math.floor(index / width);
@@ -18,6 +19,14 @@ export async function readSamples(run, history, { step, index, tokens = false, l
     if (page.has_more || page.data.length >= expected) return page;
   }
   return fetchJson(`/v1/runs/${run.id}/samples?${query}`, { signal });
+}
+
+/** Puts the row beside each sample, read once a group: beside every sample of a step, long rows would fill the page. */
+export async function addRows(run, history, samples, signal) {
+  for (const group of byGroup(samples)) {
+    const page = await readSamples(run, history, { index: group[0].index, limit: 1 }, signal);
+    for (const sample of group) sample.item = page.data[0]?.item ?? null;
+  }
 }
 
 /** The row's fields beside its prompt, of a run whose responses are not the row's own: [[name, text]]. */

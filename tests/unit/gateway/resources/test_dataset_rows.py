@@ -1,9 +1,11 @@
 """Rows of datasets beside samples: read from the stored file, of datasets that can be opened soon enough."""
 
+import asyncio
 import json
 
 import pytest
 
+from gradbus.errors import DiskError, StorageError
 from gradbus.objects import ObjectStore
 from gradbus.spec import DataSpec
 from gradbus_gateway.resources import dataset_rows
@@ -54,3 +56,44 @@ async def test_a_dataset_that_is_too_large_or_damaged_has_no_rows(objects, rows,
     assert await rows.of(data) is None
     monkeypatch.setattr(dataset_rows, "_MOST_BYTES", 10)
     assert await rows.of(await stored(objects, ROWS)) is None
+
+
+@pytest.mark.parametrize("error", [StorageError, DiskError])
+async def test_a_store_or_a_disk_that_fails_is_no_rows_and_is_asked_again(objects, rows, monkeypatch, error):
+    data = await stored(objects, ROWS)
+
+    async def fails(*_):
+        raise error("it failed")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(dataset_rows, "open_rows", fails)
+        assert await rows.of(data) is None
+    assert len(await rows.of(data)) == len(ROWS)
+
+
+async def test_a_dataset_is_opened_once_and_keeps_no_other_waiting(objects, rows, monkeypatch):
+    slow, quick = await stored(objects, ROWS), await stored(objects, ROWS[:1])
+    open_rows, opened, may_end = dataset_rows.open_rows, [], asyncio.Event()
+
+    async def opening(objects, digest, cache_dir):
+        opened.append(digest)
+        if digest == slow.train:
+            await may_end.wait()
+        return await open_rows(objects, digest, cache_dir)
+
+    monkeypatch.setattr(dataset_rows, "open_rows", opening)
+    waiting = [asyncio.create_task(rows.of(slow)) for _ in range(2)]
+    assert len(await asyncio.wait_for(rows.of(quick), 30)) == 1
+    may_end.set()
+    first, second = await asyncio.gather(*waiting)
+    assert first is second
+    assert sorted(opened) == sorted([slow.train, quick.train])
+
+
+async def test_open_datasets_are_bounded_by_their_bytes_together(objects, rows, monkeypatch):
+    older, newer = await stored(objects, ROWS), await stored(objects, ROWS[:2])
+    sizes = [await objects.blob_size(one.train) for one in (older, newer)]
+    monkeypatch.setattr(dataset_rows, "_MOST_HELD_BYTES", sum(sizes) - 1)
+    first, second = await rows.of(older), await rows.of(newer)
+    assert await rows.of(newer) is second
+    assert await rows.of(older) is not first
