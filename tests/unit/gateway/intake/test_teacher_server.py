@@ -1,11 +1,13 @@
 """A submission whose teacher is an SGLang server: asked what it serves and how it divides text, and refused with what is wrong."""
 
 import json
+import threading
 
 import pytest
 from sglang_peer import Faults, SGLangPeer
 
 from gradbus.errors import SpecError
+from gradbus_gateway.intake.spec import teacher_servers
 from gradbus_gateway.intake.spec.intake import SpecIntake
 from gradbus_gateway.settings import GatewaySettings
 
@@ -97,6 +99,15 @@ async def test_a_server_without_a_tokenizer_is_refused_with_the_flag(refused, bo
     fault = await refused(body)
     assert "its tokenizer cannot be compared with the policy's" in fault
     assert "without --skip-tokenizer-init" in fault
+
+
+async def test_a_server_that_takes_too_long_over_texts_is_refused_and_holds_up_no_other_submission(refused, body, peer, monkeypatch):
+    monkeypatch.setattr(teacher_servers, "_COMPARISON_SECONDS", 0.5)
+    released = threading.Event()
+    peer.encode = lambda _: [0] * released.wait(60)
+    fault = await refused(body)
+    released.set()
+    assert fault.startswith("teacher.url: its tokenizer could not be compared with the policy's within 0.5 s")
 
 
 async def test_a_server_that_is_down_or_none_is_refused_with_what_to_check(refused, body, peer, free_port):
