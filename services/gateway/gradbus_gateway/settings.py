@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import Field, SecretStr
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsConfigDict
 
 from gradbus.process import ProcessSettings, named_variables
-from gradbus.process.settings import Folder
+from gradbus.process.settings import Folder, SecretFileSettings
 from gradbus.tls import Certificate, read_certificate
 from gradbus.user_services.keys import KeysByOrigin
 
 
-class _Group(BaseSettings):
+class _Group(SecretFileSettings):
     """Settings with a prefix of their own. Raises SettingsError, which names each invalid variable."""
 
     def __init__(self, **given: Any) -> None:

@@ -118,10 +118,11 @@ async def test_a_server_that_is_down_or_none_is_refused_with_what_to_check(refus
     assert "answered /model_info with 404" in await refused(body)
 
 
-async def test_a_server_that_wants_a_key_gets_the_operators(fork_server, objects, tmp_path, body, peer, refused, monkeypatch):
+async def test_a_server_that_wants_a_key_gets_the_operators_from_its_file(fork_server, objects, tmp_path, body, peer, refused, monkeypatch):
     peer.key = KEY
     assert "GRADBUS_TEACHER_KEYS" in await refused(body)
-    monkeypatch.setenv("GRADBUS_TEACHER_KEYS", json.dumps({peer.url: KEY}))
+    (tmp_path / "gradbus_teacher_keys").write_text(json.dumps({peer.url: KEY}))
+    monkeypatch.setenv("GRADBUS_SECRETS_DIR", str(tmp_path))
     settings = GatewaySettings(model_roots=(tmp_path / "roots",), cache_dir=tmp_path / "cache", allow_loopback=True)
     assert (await SpecIntake(objects, fork_server, settings, None).accept(body, "key")).teacher.served
 
