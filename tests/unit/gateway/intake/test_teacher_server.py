@@ -118,6 +118,14 @@ async def test_a_server_that_is_down_or_none_is_refused_with_what_to_check(refus
     assert "answered /model_info with 404" in await refused(body)
 
 
+@pytest.mark.parametrize("name", ["model_path", "weight_version"])
+async def test_a_name_longer_than_a_spec_keeps_is_refused(intake, refused, body, peer, name):
+    setattr(peer, name, "m" * 4096)
+    assert (await intake.accept(body, "key")).teacher.served
+    setattr(peer, name, "m" * 4097)
+    assert f"cannot be used: its {name} is longer than 4096 characters" in await refused(body)
+
+
 async def test_a_server_that_wants_a_key_gets_the_operators_from_its_file(fork_server, objects, tmp_path, body, peer, refused, monkeypatch):
     peer.key = KEY
     assert "GRADBUS_TEACHER_KEYS" in await refused(body)
