@@ -16,7 +16,7 @@ from gradbus.user_services.addresses import AddressPolicy
 from gradbus.user_services.keys import ServiceKeys
 from gradbus.user_services.sglang import SGLangClient
 from gradbus_gateway.intake.model.intake import StoredModel
-from gradbus_gateway.intake.spec.reward_address import AllowedHosts, address_faults
+from gradbus_gateway.intake.spec.service_address import AllowedHosts, address_faults
 from gradbus_gateway.settings import TeacherSettings
 
 _FIELD: Final = "teacher.url"
@@ -58,11 +58,11 @@ class TeacherServer:
             yield Fault(_FIELD, message, f"{longest} tokens", allowed)
 
 
-class TeacherServers:
+class SubmittedTeachers:
     """Asks the servers that submissions name."""
 
     def __init__(self, settings: TeacherSettings, *, allow_loopback: bool) -> None:
-        self._allowed = AllowedHosts(settings.hosts, allow_loopback, "GRADBUS_TEACHER_HOSTS")
+        self._allowed = AllowedHosts(settings.hosts, allow_loopback, "GRADBUS_TEACHER_HOSTS", NAMED)
         self._policy = AddressPolicy(settings.hosts, allow_loopback, NAMED)
         self._keys = ServiceKeys.of(settings.keys)
 
