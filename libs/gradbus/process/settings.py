@@ -27,25 +27,7 @@ Folder = Annotated[Path | None, BeforeValidator(lambda given: given or None)]
 LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL"], BeforeValidator(str.upper)]
 
 
-class SecretFileSettings(BaseSettings):
-    """Settings whose secrets may be in files."""
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the library names the parameters
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments, then environment, then the files in `GRADBUS_SECRETS_DIR`."""
-        secrets = os.environ.get("GRADBUS_SECRETS_DIR")
-        files = (SecretsSettingsSource(settings_cls, secrets_dir=secrets),) if secrets else ()
-        return (init_settings, env_settings, *files)
-
-
-class ServerSettings(SecretFileSettings):
+class ServerSettings(BaseSettings):
     """Addresses and credentials of NATS, the buffer and object storage."""
 
     nats_url: str = "nats://127.0.0.1:4222"
@@ -110,6 +92,20 @@ class ProcessSettings(ServerSettings):
     def rpc(self) -> RpcSettings:
         """Settings of this process's gRPC server."""
         return RpcSettings(self.listen, self.rpc_callers, self.identity)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - the library names the parameters
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Arguments, then environment, then the files in `GRADBUS_SECRETS_DIR`."""
+        secrets = os.environ.get("GRADBUS_SECRETS_DIR")
+        files = (SecretsSettingsSource(settings_cls, secrets_dir=secrets),) if secrets else ()
+        return (init_settings, env_settings, *files)
 
 
 @contextmanager

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, SecretStr
-from pydantic_settings import SettingsConfigDict
+from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from gradbus.process import ProcessSettings, named_variables
-from gradbus.process.settings import Folder, SecretFileSettings
+from gradbus.process.settings import Folder
 from gradbus.tls import Certificate, read_certificate
 from gradbus.user_services.keys import KeysByOrigin
 
 
-class _Group(SecretFileSettings):
-    """Settings with a prefix of their own. Raises SettingsError, which names each invalid variable."""
+class _Group(BaseSettings):
+    """Settings with a prefix of their own, from the sources of every process. Raises SettingsError, which names each invalid variable."""
 
     def __init__(self, **given: Any) -> None:
         with named_variables(self.model_config["env_prefix"]):
-            super().__init__(**given)
+            super().__init__(_secrets_dir=os.environ.get("GRADBUS_SECRETS_DIR") or None, **given)
 
 
 class ConnectionLimits(_Group):
