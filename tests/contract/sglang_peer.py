@@ -28,8 +28,8 @@ class SGLangPeer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, table=None, encode=None, decode=None, vocab_size=17, key=""):
-        super().__init__(("127.0.0.1", 0), _Handler)
+    def __init__(self, table=None, encode=None, decode=None, vocab_size=17, key="", port=0):
+        super().__init__(("127.0.0.1", port), _Handler)
         self.table, self.encode, self.decode, self.vocab_size, self.key = table, encode, decode, vocab_size, key
         self.model_path, self.weight_version, self.max_req_input_len = "models/large", "default", 4096
         self.faults = Faults()

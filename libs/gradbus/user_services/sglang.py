@@ -31,7 +31,7 @@ _TOLD: Final = range(400, 502)
 """Statuses whose body says why."""
 _KEYLESS: Final = frozenset({401, 403})
 _AT_ONCE: Final = 64
-"""Requests to one server, which batches them."""
+"""Sequences that one server is asked about, which batches them."""
 _SCORED: Final[Mapping[str, Any]] = {"sampling_params": {"max_new_tokens": 0, "temperature": 1.0}, "return_logprob": True}
 _LEAST_BODY: Final = 1 << 20
 _ENTRY_BYTES: Final = 64
@@ -101,11 +101,15 @@ class SGLangClient:
         await self._answer(_Call("/generate", body), lambda said: said, seconds)
 
     async def logprobs(self, given: GivenTokens, seconds: float) -> TokenLogprobs:
-        """Log-probabilities of the given tokens after the prompt, and of the most likely ones at their positions."""
+        """Log-probabilities of the given tokens after the prompt, and of the most likely ones at their positions.
+
+        Few sequences are asked about at a time, in the order of the calls; `seconds` do not include the wait for a place.
+        """
         ids = [*given.prompt_ids, *given.token_ids]
         body = {**_SCORED, "input_ids": ids, "logprob_start_len": len(given.prompt_ids) - 1, "top_logprobs_num": given.top_k}
         size = _LEAST_BODY + _ENTRY_BYTES * len(given.token_ids) * (1 + given.top_k)
-        return await self._answer(_Call("/generate", body, size), lambda said: token_logprobs(said, given), seconds)
+        async with self._places:
+            return await self._answer(_Call("/generate", body, size), lambda said: token_logprobs(said, given), seconds)
 
     async def close(self) -> None:
         """Closes the connections and the thread."""
@@ -117,7 +121,7 @@ class SGLangClient:
         loop, body = asyncio.get_running_loop(), call.body
         bounds = BodyBounds(call.size, call.size // _PIECE_BYTES, "check that it is an SGLang server")
         try:
-            async with self._places, asyncio.timeout(seconds):
+            async with asyncio.timeout(seconds):
                 content = b"" if body is None else await loop.run_in_executor(self._thread, lambda: json.dumps(body).encode())
                 request = HttpRequest("GET" if body is None else "POST", f"{self._url}{call.path}", content, self._headers)
                 response = await self._client.exchange(request, bounds, seconds, (_OK, *_TOLD))

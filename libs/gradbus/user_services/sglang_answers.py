@@ -11,6 +11,8 @@ _PAIR: Final = 2
 """A log-probability and its token; a text may follow."""
 _MOST_LOGPROB: Final = 1e-3
 """More than rounding makes of log 1."""
+_MOST_TEXT: Final = 4096
+"""Characters of a name that a spec keeps."""
 _SHOWN: Final = 80
 Document = Mapping[str, Any]
 
@@ -53,10 +55,12 @@ class TokenLogprobs:
 
 
 def texts(said: Document, *names: str) -> tuple[str, ...]:
-    """The texts of these names. Raises UnusableAnswerError if one is none."""
+    """The texts of these names. Raises UnusableAnswerError if one is none, or too long for a spec."""
     found = [said.get(name) for name in names]
     if not all(isinstance(value, str) for value in found):
         raise UnusableAnswerError(f"it does not say {' and '.join(names)}; use SGLang 0.5.21 or later")
+    if long := [name for name, value in zip(names, found, strict=True) if len(str(value)) > _MOST_TEXT]:
+        raise UnusableAnswerError(f"its {long[0]} is longer than {_MOST_TEXT} characters; start the server with a shorter one")
     return tuple(map(str, found))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,11 @@ from gradbus.user_services.keys import KeysByOrigin
 
 
 class _Group(BaseSettings):
-    """Settings with a prefix of their own. Raises SettingsError, which names each invalid variable."""
+    """Settings with a prefix of their own, from the sources of every process. Raises SettingsError, which names each invalid variable."""
 
     def __init__(self, **given: Any) -> None:
         with named_variables(self.model_config["env_prefix"]):
-            super().__init__(**given)
+            super().__init__(_secrets_dir=os.environ.get("GRADBUS_SECRETS_DIR") or None, **given)
 
 
 class ConnectionLimits(_Group):

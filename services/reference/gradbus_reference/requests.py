@@ -116,9 +116,10 @@ def _decoded(sample: ReferenceSequence | ScoreSample) -> PromptResponse:
     return PromptResponse(sample.sample_id, np.frombuffer(sample.prompt_ids, ID_DTYPE), np.frombuffer(sample.token_ids, ID_DTYPE))
 
 
-def logprobs_response(sequences: Sequence[ReferenceSequence], values: Sequence[Values]) -> LogProbsResponse:
-    """The answer to a call, in its order."""
-    return LogProbsResponse(results=[_message(sequence.sample_id, found) for sequence, found in zip(sequences, values, strict=True)])
+def logprobs_response(sequences: Sequence[ReferenceSequence], values: Sequence[Values | None]) -> LogProbsResponse:
+    """The answer to a call, in its order, without the sequences that have no values."""
+    pairs = zip(sequences, values, strict=True)
+    return LogProbsResponse(results=[_message(sequence.sample_id, found) for sequence, found in pairs if found is not None])
 
 
 def _message(sample_id: str, found: Values) -> SequenceLogProbs:

@@ -80,7 +80,7 @@ class ReferenceService(ReferenceServiceServicer, RewardServiceServicer):
             _count(_STATUS_NAMES[status], samples)
         return response
 
-    async def _logprobs(self, question: LogProbsQuestion, sequences: Sequence[PromptResponse]) -> Sequence[Values]:
+    async def _logprobs(self, question: LogProbsQuestion, sequences: Sequence[PromptResponse]) -> Sequence[Values | None]:
         if question.of_teacher and (teacher := await self._models.teachers_server(question.run_id)) is not None:
             return await self._servers.values(teacher, question, sequences)
         return await self._batcher.values(question, sequences)

@@ -12,8 +12,8 @@ from typing import Final
 
 import numpy as np
 
-from gradbus.aio.tasks import gather_or_cancel
-from gradbus.errors import ModelError
+from gradbus.aio.tasks import cancel_and_wait
+from gradbus.errors import ModelError, ServiceAwayError
 from gradbus.spec import ServedTeacherSpec, TeacherSpec
 from gradbus.user_services.sglang import ServedModel, SGLangClient
 from gradbus.user_services.sglang_answers import GivenTokens, TokenLogprobs
@@ -22,8 +22,8 @@ from gradbus_reference.requests import LogProbsQuestion, PromptResponse, Values
 from gradbus_reference.settings import ReferenceSettings
 
 _INFO_SECONDS: Final = 20.0
-_ANSWER_SECONDS: Final = 100.0
-"""Less than the conductor waits."""
+_ANSWER_SECONDS: Final = 90.0
+"""Of all sequences of a call: with those before, less than the conductor waits."""
 _LEAST_REST: Final = 2.0**-24
 """Half a step of float32 below 1: a sum of probabilities in float32 says nothing about what is less than this away from 1."""
 
@@ -48,10 +48,10 @@ class TeacherServers:
         """Number of calls that wait for a server."""
         return sum(connection.calls for connection in self._connections.values())
 
-    async def values(self, teacher: TeacherSpec, question: LogProbsQuestion, sequences: Sequence[PromptResponse]) -> Sequence[Values]:
-        """The values of each sequence, in order.
+    async def values(self, teacher: TeacherSpec, question: LogProbsQuestion, sequences: Sequence[PromptResponse]) -> list[Values | None]:
+        """The values of each sequence, in order; None for those that the server did not answer in time, or before it went away.
 
-        Raises ModelError for what the server cannot be asked and for other weights, ServiceAwayError while it is away, and UserCodeError
+        Raises ModelError for what the server cannot be asked and for other weights, ServiceAwayError if it answered none, and UserCodeError
         for an answer that cannot be used.
         """
         if teacher.url is None or teacher.served is None:
@@ -61,7 +61,7 @@ class TeacherServers:
         given = [_given(sequence, question.top_k, teacher.served.vocab_size) for sequence in sequences]
         async with self._client(teacher.url) as client:
             _check_weights(client, teacher.served, await client.served(_INFO_SECONDS))
-            return await gather_or_cancel([_answer(client, teacher.served, one) for one in given])
+            return await _answered(client, teacher.served, given) if given else []
 
     async def close_idle(self) -> None:
         """Closes the connections to servers that nobody has asked for a while; runs until cancelled."""
@@ -98,6 +98,23 @@ def _given(sequence: PromptResponse, top_k: int, vocabulary: int) -> GivenTokens
         message = f"sample {sequence.sample_id!r} has a token id outside 0..{vocabulary - 1}; give those of the run's own model"
         raise ModelError(message)
     return GivenTokens(prompt, response, vocabulary, top_k)
+
+
+async def _answered(client: SGLangClient, served: ServedTeacherSpec, given: Sequence[GivenTokens]) -> list[Values | None]:
+    """What came in time. A slow server would never end a large call if its answers were lost with it."""
+    tasks = [asyncio.create_task(_answer(client, served, one)) for one in given]
+    try:
+        await asyncio.wait(tasks, timeout=_ANSWER_SECONDS, return_when=asyncio.FIRST_EXCEPTION)
+    finally:
+        await asyncio.gather(*(cancel_and_wait(task) for task in tasks if not task.done()))
+    errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
+    if unusable := [error for error in errors if not isinstance(error, ServiceAwayError)]:
+        raise unusable[0]
+    found = [None if task.cancelled() or task.exception() is not None else task.result() for task in tasks]
+    if any(values is not None for values in found):
+        return found
+    late = f"{client.name} answered none of {len(given)} sequences within {_ANSWER_SECONDS:g} s; make it faster, or give it less other work"
+    raise errors[0] if errors else ServiceAwayError(late)
 
 
 async def _answer(client: SGLangClient, served: ServedTeacherSpec, given: GivenTokens) -> Values:

@@ -19,7 +19,7 @@ from gradbus.tokenizer.tokenizer import Deadlines, Tokenizer
 from gradbus.user_services.addresses import AddressPolicy
 from gradbus.user_services.keys import ServiceKeys
 from gradbus.user_services.sglang import SGLangClient
-from gradbus_gateway.intake.spec.teacher_servers import TeacherServers as SubmittedServers
+from gradbus_gateway.intake.spec.teacher_servers import SubmittedTeachers
 from gradbus_gateway.settings import TeacherSettings
 from gradbus_reference.requests import LogProbsQuestion, PromptResponse
 from gradbus_reference.settings import ReferenceSettings
@@ -53,7 +53,7 @@ def url(folder, free_port):
 @pytest.fixture
 async def server(url):
     """What the gateway finds, once the server answers."""
-    submitted = SubmittedServers(TeacherSettings(), allow_loopback=True)
+    submitted = SubmittedTeachers(TeacherSettings(), allow_loopback=True)
     async with asyncio.timeout(600):
         while True:
             found, faults = await submitted.found(TeacherSpec(url=url), None)
@@ -70,7 +70,7 @@ async def opened(fork_server, folder):
 async def test_the_gateway_knows_the_policys_tokenizer_and_another_one(server, url, folder, fork_server, tmp_path, write_tokenizer):
     assert (server.model_path, server.weight_version) == (str(folder), "default")
     assert server.most_tokens > 1000
-    submitted = SubmittedServers(TeacherSettings(), allow_loopback=True)
+    submitted = SubmittedTeachers(TeacherSettings(), allow_loopback=True)
     client = SGLangClient(url, AddressPolicy(allow_loopback=True), ServiceKeys())
     await client.check_token(sglang_lab.VOCAB - 1, 60.0)
     with pytest.raises(UserCodeError, match=rf"valid range is \[0, {sglang_lab.VOCAB}\)"):

@@ -177,9 +177,14 @@ async def test_a_server_that_refuses_work_for_now_is_asked_again(stub, peer, ser
 
 
 async def test_a_server_that_is_down_fails_no_run_and_its_return_is_noticed(stub, served_run, teacher, free_port):
-    run_id = await served_run(f"http://127.0.0.1:{free_port()}")
+    port = free_port()
+    run_id = await served_run(f"http://127.0.0.1:{port}")
     code, details = await refused(stub.LogProbs(request(run_id), timeout=60))
     assert (code, "check that it runs" in details) == (grpc.StatusCode.UNAVAILABLE, True)
+    started = SGLangPeer(table_of(teacher), port=port)
+    answer = await stub.LogProbs(request(run_id), timeout=60)
+    started.close()
+    assert len(answer.results) == 3
 
 
 async def test_a_slow_server_holds_up_no_other_run(stub, peer, served_run, run_id):

@@ -1,11 +1,13 @@
 """A submission whose teacher is an SGLang server: asked what it serves and how it divides text, and refused with what is wrong."""
 
 import json
+import threading
 
 import pytest
 from sglang_peer import Faults, SGLangPeer
 
 from gradbus.errors import SpecError
+from gradbus_gateway.intake.spec import teacher_servers
 from gradbus_gateway.intake.spec.intake import SpecIntake
 from gradbus_gateway.settings import GatewaySettings
 
@@ -99,6 +101,15 @@ async def test_a_server_without_a_tokenizer_is_refused_with_the_flag(refused, bo
     assert "without --skip-tokenizer-init" in fault
 
 
+async def test_a_server_that_takes_too_long_over_texts_is_refused_and_holds_up_no_other_submission(refused, body, peer, monkeypatch):
+    monkeypatch.setattr(teacher_servers, "_COMPARISON_SECONDS", 0.5)
+    released = threading.Event()
+    peer.encode = lambda _: [0] * released.wait(60)
+    fault = await refused(body)
+    released.set()
+    assert fault.startswith("teacher.url: its tokenizer could not be compared with the policy's within 0.5 s")
+
+
 async def test_a_server_that_is_down_or_none_is_refused_with_what_to_check(refused, body, peer, free_port):
     down = await refused(body | {"teacher": {"url": f"http://127.0.0.1:{free_port()}"}})
     assert down.startswith("teacher.url: the SGLang server at http://127.0.0.1:")
@@ -107,10 +118,19 @@ async def test_a_server_that_is_down_or_none_is_refused_with_what_to_check(refus
     assert "answered /model_info with 404" in await refused(body)
 
 
-async def test_a_server_that_wants_a_key_gets_the_operators(fork_server, objects, tmp_path, body, peer, refused, monkeypatch):
+@pytest.mark.parametrize("name", ["model_path", "weight_version"])
+async def test_a_name_longer_than_a_spec_keeps_is_refused(intake, refused, body, peer, name):
+    setattr(peer, name, "m" * 4096)
+    assert (await intake.accept(body, "key")).teacher.served
+    setattr(peer, name, "m" * 4097)
+    assert f"cannot be used: its {name} is longer than 4096 characters" in await refused(body)
+
+
+async def test_a_server_that_wants_a_key_gets_the_operators_from_its_file(fork_server, objects, tmp_path, body, peer, refused, monkeypatch):
     peer.key = KEY
     assert "GRADBUS_TEACHER_KEYS" in await refused(body)
-    monkeypatch.setenv("GRADBUS_TEACHER_KEYS", json.dumps({peer.url: KEY}))
+    (tmp_path / "gradbus_teacher_keys").write_text(json.dumps({peer.url: KEY}))
+    monkeypatch.setenv("GRADBUS_SECRETS_DIR", str(tmp_path))
     settings = GatewaySettings(model_roots=(tmp_path / "roots",), cache_dir=tmp_path / "cache", allow_loopback=True)
     assert (await SpecIntake(objects, fork_server, settings, None).accept(body, "key")).teacher.served
 

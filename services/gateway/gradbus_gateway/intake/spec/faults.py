@@ -28,7 +28,7 @@ from gradbus.spec import (
 )
 from gradbus_gateway.intake.data import StoredData
 from gradbus_gateway.intake.model.intake import StoredModel
-from gradbus_gateway.intake.spec.reward_address import AllowedHosts, address_faults
+from gradbus_gateway.intake.spec.service_address import AllowedHosts, address_faults
 from gradbus_gateway.settings import GatewaySettings
 
 _MAX_GROUP_BYTES: Final = 16 << 20

@@ -47,7 +47,7 @@ from gradbus_gateway.intake.spec.faults import (
     server_faults,
 )
 from gradbus_gateway.intake.spec.frozen_models import REWARD_MODEL, TEACHER, FrozenModels, sampler_row_faults
-from gradbus_gateway.intake.spec.teacher_servers import TeacherServers
+from gradbus_gateway.intake.spec.teacher_servers import SubmittedTeachers
 from gradbus_gateway.settings import GatewaySettings, Queues, TeacherSettings
 
 Section = TypeVar("Section", bound=BaseModel)
@@ -63,7 +63,7 @@ class SpecIntake:
         self._settings = settings
         self._run_models = run_models
         self._forks = Forks(run_models)
-        self._teachers = TeacherServers(TeacherSettings(), allow_loopback=settings.allow_loopback)
+        self._teachers = SubmittedTeachers(TeacherSettings(), allow_loopback=settings.allow_loopback)
         self._prompts = PromptCheck(objects, tokenizers, self._teachers.tokenizer_fault)
         self._models = ModelIntake(objects, settings)
         self._datasets = DataIntake(objects, settings)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -15,11 +16,13 @@ from gradbus.user_services.addresses import AddressPolicy
 from gradbus.user_services.keys import ServiceKeys
 from gradbus.user_services.sglang import SGLangClient
 from gradbus_gateway.intake.model.intake import StoredModel
-from gradbus_gateway.intake.spec.reward_address import AllowedHosts, address_faults
+from gradbus_gateway.intake.spec.service_address import AllowedHosts, address_faults
 from gradbus_gateway.settings import TeacherSettings
 
 _FIELD: Final = "teacher.url"
 _SECONDS: Final = 20.0
+_COMPARISON_SECONDS: Final = 60.0
+"""Of all calls that compare tokenizers: other submissions wait meanwhile."""
 _SHOWN: Final = 40
 _IDS_SHOWN: Final = 8
 
@@ -55,11 +58,11 @@ class TeacherServer:
             yield Fault(_FIELD, message, f"{longest} tokens", allowed)
 
 
-class TeacherServers:
+class SubmittedTeachers:
     """Asks the servers that submissions name."""
 
     def __init__(self, settings: TeacherSettings, *, allow_loopback: bool) -> None:
-        self._allowed = AllowedHosts(settings.hosts, allow_loopback, "GRADBUS_TEACHER_HOSTS")
+        self._allowed = AllowedHosts(settings.hosts, allow_loopback, "GRADBUS_TEACHER_HOSTS", NAMED)
         self._policy = AddressPolicy(settings.hosts, allow_loopback, NAMED)
         self._keys = ServiceKeys.of(settings.keys)
 
@@ -83,12 +86,15 @@ class TeacherServers:
         """
         first = 0
         try:
-            async with self._client(url) as client:
+            async with asyncio.timeout(_COMPARISON_SECONDS), self._client(url) as client:
                 while mine := await tokenizer.spelled(first):
                     if difference := await _difference(client, first, mine):
                         message = "judges the policy's tokens by their ids, and the server's tokenizer is another one"
                         return Fault(_FIELD, message, difference, "a server of a model with the policy's tokenizer")
                     first += len(mine)
+        except TimeoutError:
+            message = f"its tokenizer could not be compared with the policy's within {_COMPARISON_SECONDS:g} s"
+            return Fault(_FIELD, message, url, "a server that answers /tokenize faster; give it fewer other requests")
         except UserCodeError as error:
             allowed = "a server with its tokenizer: without --skip-tokenizer-init"
             return Fault(_FIELD, f"its tokenizer cannot be compared with the policy's: {error}", url, allowed)

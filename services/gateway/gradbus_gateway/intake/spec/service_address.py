@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from gradbus.errors import Fault
+from gradbus.user_services.addresses import SCORER, UserService
 from gradbus_gateway.settings import GatewaySettings
 
 _SCHEMES = ("grpc", "http", "https")
@@ -23,6 +24,7 @@ class AllowedHosts:
     allow_loopback: bool
     variable: str = "GRADBUS_ALLOWED_HOSTS"
     """By which the operator sets the patterns."""
+    named: UserService = SCORER
 
     @classmethod
     def of_rewards(cls, settings: GatewaySettings) -> AllowedHosts:
@@ -33,20 +35,20 @@ class AllowedHosts:
         return ", ".join((*self.patterns, *(("loopback",) if self.allow_loopback else ()))) or "no host yet"
 
 
-def address_faults(url: str, allowed: AllowedHosts, path: str = "reward.service") -> Iterator[Fault]:
+def address_faults(url: str, allowed: AllowedHosts, path: str) -> Iterator[Fault]:
     """Faults of the address of a scorer, a judge or a teacher; none for another scheme, which is a fault of the spec already."""
     try:
         parts = urlsplit(url)
         host, port = (parts.hostname or "").rstrip("."), parts.port
     except ValueError as error:
-        yield Fault(path, f"not an address: {error}", url, "grpc://host:port or http://host:port/path")
+        yield Fault(path, f"not an address: {error}", url, allowed.named.forms)
         return
     if parts.scheme not in _SCHEMES:
         return
     if not host or (parts.scheme == "grpc" and port is None):
-        yield Fault(path, "host or port is missing", url, "grpc://host:port or http://host:port/path")
+        yield Fault(path, "host or port is missing", url, allowed.named.forms)
     elif parts.username is not None or parts.password is not None:
-        yield Fault(path, "an address carries no user and no password", host, "grpc://host:port or http://host:port/path")
+        yield Fault(path, "an address carries no user and no password", host, allowed.named.forms)
     elif _is_forbidden(host):
         yield Fault(path, "link-local, metadata and unspecified addresses are never called", host, "the address of your own service")
     elif _is_loopback(host):
