@@ -43,9 +43,9 @@ class PythonWork:
 class PythonCounter:
     """Traces this thread, and the threads that start while it traces."""
 
-    def __init__(self, shipped: Sequence[str] = SHIPPED) -> None:
-        """`shipped`: the folders whose files count."""
-        self._shipped = tuple(shipped)
+    def __init__(self, shipped: Sequence[str] | None = None) -> None:
+        """`shipped`: the folders whose files count; default: SHIPPED."""
+        self._shipped = SHIPPED if shipped is None else tuple(shipped)
         self._work: PythonWork | None = None
         self._places: dict[CodeType, str] = {}
 
