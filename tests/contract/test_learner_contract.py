@@ -2,11 +2,12 @@
 
 import shutil
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from deepspeed_lab import leader
 from learner_lab import LORA_SPEC, SPEC, batch, deepspeed_spec, make_model
 from safetensors.torch import load, save
 from transformers import LlamaForCausalLM
@@ -19,15 +20,7 @@ from gradbus_kernels.operators import provenance
 from gradbus_kernels.operators.base import dispatch
 from gradbus_load.stub_learner import StubLearner
 from gradbus_trainer.learners.torch import TorchLearner
-from gradbus_trainer.settings import TorchrunRank
 from gradbus_trainer.step.batch import Batch, TrainSample
-
-
-@cache
-def ranks():
-    from gradbus_trainer.learners.deepspeed.ranks import Ranks
-
-    return Ranks(TorchrunRank(), "cpu", 60.0)
 
 
 def deepspeed_learner(folder, spec, **settings):
@@ -35,10 +28,9 @@ def deepspeed_learner(folder, spec, **settings):
     pytest.importorskip("deepspeed")
     if settings.get("optimizer") == "cpu_adam" and not (shutil.which("g++") and shutil.which("ninja")):
         pytest.skip("DeepSpeed compiles cpu_adam: needs g++ and ninja")
-    from gradbus_trainer.learners.deepspeed.leader import Leader
     from gradbus_trainer.learners.deepspeed.learner import DeepSpeedLearner
 
-    return DeepSpeedLearner(folder, deepspeed_spec(spec, **settings), Leader(ranks(), 60.0))
+    return DeepSpeedLearner(folder, deepspeed_spec(spec, **settings), leader())
 
 
 def torch_learner(folder, spec, **settings):

@@ -2,25 +2,15 @@
 
 import pytest
 import torch
+from deepspeed_lab import leader
 from family_lab import FAMILIES, make_model, save
 from learner_lab import SPEC, batch, deepspeed_spec
 
 from gradbus_trainer.learners.torch import TorchLearner
-from gradbus_trainer.settings import TorchrunRank
 from gradbus_trainer.tensors.base_folder import BaseFolder
 
 pytestmark = pytest.mark.engines
 STEPS = 3
-
-
-@pytest.fixture(scope="module")
-def leader():
-    """One rank, in this process."""
-    pytest.importorskip("deepspeed")
-    from gradbus_trainer.learners.deepspeed.leader import Leader
-    from gradbus_trainer.learners.deepspeed.ranks import Ranks
-
-    return Leader(Ranks(TorchrunRank(), "cpu", 60.0), 60.0)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -43,10 +33,11 @@ def trained(learner):
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
-def test_every_stage_ends_in_plain_torchs_weights(folder, expected, leader, stage):
+def test_every_stage_ends_in_plain_torchs_weights(folder, expected, stage):
+    pytest.importorskip("deepspeed")
     from gradbus_trainer.learners.deepspeed.learner import DeepSpeedLearner
 
-    learner = DeepSpeedLearner(folder, deepspeed_spec(zero_stage=stage), leader)
+    learner = DeepSpeedLearner(folder, deepspeed_spec(zero_stage=stage), leader())
     BaseFolder(folder).check_identity(learner.weights(), torch.float32)
     found = trained(learner)
     assert found.keys() == expected.keys()

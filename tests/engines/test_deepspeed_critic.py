@@ -7,22 +7,17 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+from deepspeed_lab import NEEDS_DEEPSPEED, assert_alike, leader, state
 from learner_lab import SPEC, Plan, batch, checkpoint, deepspeed_spec, make_model, ppo_spec
 
 from gradbus.errors import ModelError
 from gradbus_trainer.learners.torch import TorchLearner
-from gradbus_trainer.settings import TorchrunRank
 
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs what `make test-engines` installs"),
-]
+pytestmark = NEEDS_DEEPSPEED
 LAB = Path(__file__).with_name("learner_lab.py")
 HEAD = {"kind": "head", "learning_rate": 1e-2, "warmup_steps": 1, "updates": 2}
 FULL = {"kind": "full", "learning_rate": 1e-2, "warmup_steps": 1}
@@ -34,38 +29,17 @@ def model(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="module")
-def leader():
-    from gradbus_trainer.learners.deepspeed.leader import Leader
-    from gradbus_trainer.learners.deepspeed.ranks import Ranks
-
-    return Leader(Ranks(TorchrunRank(), "cpu", 60.0), 60.0)
-
-
 @pytest.fixture
-def make(model, leader):
+def make(model):
     """A learner on one rank; keywords are DeepSpeed's settings and the trainer's."""
     from gradbus_trainer.learners.deepspeed.learner import DeepSpeedLearner
 
-    return lambda critic, **settings: DeepSpeedLearner(model, deepspeed_spec(ppo_spec(SPEC, critic), **settings), leader)
-
-
-def state(learner):
-    tensors = {**learner.weights(), **learner.optimizer_tensors()}
-    return {name: tensor.clone() for name, tensor in tensors.items()}
+    return lambda critic, **settings: DeepSpeedLearner(model, deepspeed_spec(ppo_spec(SPEC, critic), **settings), leader())
 
 
 def differing(one, other):
     assert one.keys() == other.keys()
     return [name for name in one if not torch.equal(one[name], other[name])]
-
-
-def assert_alike(tensors, others, bound=2e-5):
-    """Relative to each tensor's size."""
-    assert tensors.keys() == others.keys()
-    for name, tensor in tensors.items():
-        scale = max(float(others[name].abs().max()), 1e-4)
-        torch.testing.assert_close(tensor, others[name], rtol=0.0, atol=bound * scale, msg=lambda text, name=name: f"{name}: {text}")
 
 
 def flat(shown):

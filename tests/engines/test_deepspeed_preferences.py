@@ -7,21 +7,16 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+from deepspeed_lab import NEEDS_DEEPSPEED, assert_alike, leader, state
 from learner_lab import Plan, checkpoint, deepspeed_spec, kind_spec, make_model, pair_batch
 
 from gradbus_trainer.learners.torch import TorchLearner
-from gradbus_trainer.settings import TorchrunRank
 
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs what `make test-engines` installs"),
-]
+pytestmark = NEEDS_DEEPSPEED
 LAB = Path(__file__).with_name("learner_lab.py")
 KINDS = ("dpo", "ipo", "simpo", "orpo", "kto")
 
@@ -31,30 +26,11 @@ def model(tmp_path_factory):
     return make_model(tmp_path_factory.mktemp("model"))
 
 
-@pytest.fixture(scope="module")
-def leader():
-    from gradbus_trainer.learners.deepspeed.leader import Leader
-    from gradbus_trainer.learners.deepspeed.ranks import Ranks
-
-    return Leader(Ranks(TorchrunRank(), "cpu", 60.0), 60.0)
-
-
 @pytest.fixture
-def make(model, leader):
+def make(model):
     from gradbus_trainer.learners.deepspeed.learner import DeepSpeedLearner
 
-    return lambda spec, **settings: DeepSpeedLearner(model, deepspeed_spec(spec, **settings), leader)
-
-
-def state(learner):
-    return {name: tensor.clone() for name, tensor in {**learner.weights(), **learner.optimizer_tensors()}.items()}
-
-
-def assert_alike(tensors, others):
-    assert tensors.keys() == others.keys()
-    for name, tensor in tensors.items():
-        scale = max(float(others[name].abs().max()), 1e-4)
-        torch.testing.assert_close(tensor, others[name], rtol=0.0, atol=2e-5 * scale, msg=lambda text, name=name: f"{name}: {text}")
+    return lambda spec, **settings: DeepSpeedLearner(model, deepspeed_spec(spec, **settings), leader())
 
 
 def flat(shown):
@@ -62,26 +38,25 @@ def flat(shown):
     return [shown["tokens"], shown["updates"], shown["grad_norm"], *values]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("stage", [0, 2, 3])
-def test_a_step_is_the_torch_learners(make, model, stage, kind):
-    spec = kind_spec(kind)
+def assert_equal_steps(make, model, spec, stage):
+    """Three steps of DeepSpeed's learner beside the plain one's."""
     other, plain = make(spec, zero_stage=stage), TorchLearner(model, spec)
     for step in range(3):
         found, expected = (asdict(learner.train(pair_batch(step))) for learner in (other, plain))
         assert flat(found) == pytest.approx(flat(expected), rel=2e-5, abs=2e-6)
     assert_alike(state(other), state(plain))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_step_is_the_torch_learners(make, model, stage, kind):
+    assert_equal_steps(make, model, kind_spec(kind), stage)
 
 
 @pytest.mark.parametrize("kind", ["dpo", "kto"])
 @pytest.mark.parametrize("stage", [2, 3])
 def test_adapters_compare_with_the_model_without_them(make, model, stage, kind):
-    spec = kind_spec(kind, lora={"rank": 3, "alpha": 6.0})
-    other, plain = make(spec, zero_stage=stage), TorchLearner(model, spec)
-    for step in range(3):
-        found, expected = (asdict(learner.train(pair_batch(step))) for learner in (other, plain))
-        assert flat(found) == pytest.approx(flat(expected), rel=2e-5, abs=2e-6)
-    assert_alike(state(other), state(plain))
+    assert_equal_steps(make, model, kind_spec(kind, lora={"rank": 3, "alpha": 6.0}), stage)
 
 
 @pytest.mark.parametrize("kind", ["dpo", "kto"])

@@ -9,21 +9,17 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
+from deepspeed_lab import NEEDS_DEEPSPEED
 from learner_lab import LORA_SPEC, SPEC, Plan, batch, checkpoint, make_mixture, make_model, make_wide_model
 
 from gradbus_trainer.learners.torch import TorchLearner
 from gradbus_trainer.step.batch import Batch
 
-pytestmark = [
-    pytest.mark.engines,
-    pytest.mark.timeout(900),
-    pytest.mark.skipif(find_spec("deepspeed") is None, reason="needs what `make test-engines` installs"),
-]
+pytestmark = NEEDS_DEEPSPEED
 LAB = Path(__file__).with_name("learner_lab.py")
 
 
