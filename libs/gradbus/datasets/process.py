@@ -8,9 +8,9 @@ from __future__ import annotations
 import os
 import resource
 import sys
-import threading
 from typing import Final
 
+from gradbus.aio.order_input import read_order
 from gradbus.datasets.work import WORK, Outcome
 from gradbus.errors import DatasetError
 
@@ -20,8 +20,7 @@ _MAX_MEMORY: Final = 1 << 30
 
 def main() -> int:
     """Does what the order on the input says."""
-    work = WORK.validate_json(sys.stdin.readline())
-    threading.Thread(target=_end_with_input, daemon=True).start()
+    work = WORK.validate_json(read_order())
     resource.setrlimit(resource.RLIMIT_DATA, (_MAX_MEMORY, _MAX_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
@@ -35,11 +34,6 @@ def main() -> int:
     sys.stdout.write(outcome.model_dump_json())
     sys.stdout.flush()
     return 0
-
-
-def _end_with_input() -> None:
-    sys.stdin.read()
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import threading
 from collections.abc import Callable, Mapping
 
 from pydantic import BaseModel
 
+from gradbus.aio.order_input import read_order
 from gradbus.control.replay import ReplayFailure, ReplayOrder, ReplayResult
 from gradbus.errors import GradbusError, first_line
 from gradbus.run_files.record import find_record
@@ -28,8 +28,7 @@ _Write = Callable[[BaseModel], None]
 def main() -> int:
     """Does what the order on the input says."""
     write = _writer()
-    order = ReplayOrder.model_validate_json(sys.stdin.readline())
-    threading.Thread(target=_end_with_input, daemon=True).start()
+    order = ReplayOrder.model_validate_json(read_order())
     try:
         settings = Settings()
         configure_logging("replay", settings.log_level)
@@ -75,11 +74,6 @@ def _writer() -> _Write:
         lines.flush()
 
     return write
-
-
-def _end_with_input() -> None:
-    sys.stdin.read()
-    os._exit(1)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,11 @@ import os
 import resource
 import shutil
 import sys
-import threading
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
+from gradbus.aio.order_input import read_order
 from gradbus.errors import ModelError, first_line
 from gradbus.formats.hf_model import INDEX, STORED_NAMES, checked_file_name, most_bytes, read_family, weight_map
 from gradbus.formats.reward_model import read_reward_family
@@ -29,8 +29,7 @@ _ROOM_FACTOR: Final = 2
 
 def main() -> int:
     """Downloads what the order on the input says."""
-    order = json.loads(sys.stdin.readline())
-    threading.Thread(target=_end_with_input, daemon=True).start()
+    order = json.loads(read_order())
     try:
         download(order["hub_id"], order["revision"], Path(order["folder"]), order["max_bytes"], order["kind"])
     except Exception as error:  # noqa: BLE001 -- the boundary of the process: the reason goes to the gateway
@@ -96,11 +95,6 @@ def _reason(error: Exception, folder: str) -> str:
     for secret, shown in ((os.environ.get("HF_TOKEN", ""), "(token)"), (folder, "the download")):
         text = text.replace(secret, shown) if secret else text
     return text
-
-
-def _end_with_input() -> Any:
-    sys.stdin.read()
-    os._exit(1)
 
 
 if __name__ == "__main__":
