@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Final
@@ -52,14 +51,6 @@ def scrambled(value: int) -> int:
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
     return (mixed ^ (mixed >> 31)) >> 1
-
-
-def makespan(seconds: Iterable[float], slots: int) -> float:
-    """When the last sample ends, if each in order takes the first free slot."""
-    free = [0.0] * slots
-    for duration in seconds:
-        heapq.heapreplace(free, free[0] + duration)
-    return max(free)
 
 
 def kept_full(seconds: Sequence[float], slots: int) -> float:

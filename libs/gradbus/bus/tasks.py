@@ -62,18 +62,18 @@ class TaskQueue:
             with _RECEIVE.measured() as received:
                 messages = await self._subscription.fetch(limit, timeout=_FETCH_SECONDS)
                 received.items, received.payload_bytes = len(messages), sum(len(message.data) for message in messages)
-        except TimeoutError:  # the server's answer, or the client's own clock, if a busy machine looks at that first
-            await asyncio.sleep(began + _LEAST_SECONDS - time.monotonic())
-            return []
+        except TimeoutError:
+            pass  # the server's answer, or the client's own clock, if a busy machine looks at that first
         except (NatsError, APIError) as error:
             _log.info("fetch_interrupted", subject=self._subject, error=f"{type(error).__name__}: {error}")
             await self._drop()
-            await asyncio.sleep(began + _LEAST_SECONDS - time.monotonic())
-            return []
-        now = time.time_ns()
-        for message in messages:
-            await message.ack()
-        return [Delivery(Task.FromString(message.data), now) for message in messages]
+        else:
+            now = time.time_ns()
+            for message in messages:
+                await message.ack()
+            return [Delivery(Task.FromString(message.data), now) for message in messages]
+        await asyncio.sleep(began + _LEAST_SECONDS - time.monotonic())
+        return []
 
     async def waiting(self) -> int:
         """Number of tasks that no worker has fetched."""

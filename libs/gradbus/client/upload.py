@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import errno
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from gradbus.errors import DatasetError, Fault, ModelError, StorageError
 from gradbus.formats.hf_model import ModelInfo, check_model_folder
 from gradbus.formats.model_weights import read_name_plan
 from gradbus.formats.reward_model import check_reward_folder
-from gradbus.ids import is_digest
+from gradbus.ids import digest_of_file, is_digest
 
 Upload = Callable[[Path, str], None]
 Json = dict[str, Any]
@@ -69,12 +68,6 @@ def with_local_names(spec: Mapping[str, Any], base_dir: Path, fault: Fault) -> F
 
 def _related(one: str, other: str) -> bool:
     return one == other or one.startswith(other + ".") or other.startswith(one + ".")
-
-
-def digest_of_file(path: Path) -> str:
-    """`sha256:<hex>` of a file of any size. Raises OSError."""
-    with path.open("rb") as file:
-        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _check_policy(folder: Path) -> ModelInfo:

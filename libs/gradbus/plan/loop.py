@@ -8,7 +8,7 @@ recurrence of sums and maxima (a max-plus system, Baccelli et al. 1992), so that
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final, Literal, get_args
@@ -48,7 +48,7 @@ class Loop:
         return cls(schedule.groups_per_step, spec.rollout.slots, schedule.max_staleness, free, tuple(lengths), workers)
 
     @cached_property
-    def work(self) -> tuple[tuple[int, ...], ...]:
+    def work(self) -> tuple[tuple[float, ...], ...]:
         """By step of a period and by worker: the decode steps that it takes for its share of the groups."""
         share = -(-self.groups // self.workers)
         period = max(1, len(self.lengths) // self.groups)
@@ -60,15 +60,11 @@ class Loop:
             for step in range(period)
         )
 
-    def _decode_steps(self, groups: range) -> int:
-        """Until the last sample ends, if each in order takes the first free slot."""
+    def _decode_steps(self, groups: range) -> float:
         members = [length for group in groups for length in self.lengths[group % len(self.lengths)]]
         if self.keeps_slots:
             return -(-sum(members) // self.slots)
-        free = [0] * self.slots
-        for length in members:
-            heapq.heapreplace(free, free[0] + length)
-        return max(free)
+        return makespan(members, self.slots)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +106,14 @@ class Advice:
     """Steps in the same time, against one worker fewer, or against the present number if there are fewer: 0.38 is 38 % more."""
 
 
+def makespan(durations: Iterable[float], slots: int) -> float:
+    """When the last sample ends, if each in order takes the first free slot; in the unit of the durations."""
+    free = [0.0] * slots
+    for duration in durations:
+        heapq.heapreplace(free, free[0] + duration)
+    return max(free)
+
+
 def simulate(loop: Loop, times: LoopTimes) -> Pace:
     """The pace of a run that has gone on for a while."""
     work = loop.work
@@ -143,10 +147,11 @@ def times_of(loop: Loop, seen: Pace) -> LoopTimes:
         between=0.0,
     )
     # The least that explains the pace: below some length the way is hidden, so that any shorter one would explain it as well.
-    low, high, target = 0.0, (loop.max_staleness + 1) * seen.step, (1 - _TOLERANCE) * seen.step
+    target = (1 - _TOLERANCE) * seen.step
+    if simulate(loop, times).step >= target:
+        return times
+    low, high = 0.0, (loop.max_staleness + 1) * seen.step
     for _ in range(_HALVINGS):
-        if simulate(loop, replace(times, between=low)).step >= target:
-            break
         middle = (low + high) / 2
         low, high = (middle, high) if simulate(loop, replace(times, between=middle)).step < target else (low, middle)
     return replace(times, between=low)

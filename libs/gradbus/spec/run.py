@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -20,7 +20,9 @@ from gradbus.spec.sections import (
     Flag,
     Integer,
     ModelSpec,
+    Name,
     RolloutSpec,
+    RunName,
     ScheduleSpec,
     TeacherSpec,
     TrainerSpec,
@@ -45,10 +47,8 @@ class RunOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, title="Gradbus run spec")
 
-    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$", description="a-z, 0-9 and '-'; at most 63 characters.")]
-    queue: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$")] = Field(
-        DEFAULT_QUEUE, description="The queue in which the run waits for a trainer; a trainer serves one queue."
-    )
+    name: RunName
+    queue: Name = Field(DEFAULT_QUEUE, description="The queue in which the run waits for a trainer; a trainer serves one queue.")
     kind: Kind = Field(
         "rl",
         description="`rl` samples responses and trains on their rewards; the others train on the responses of the dataset: `sft` on "

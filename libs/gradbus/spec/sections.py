@@ -21,7 +21,9 @@ Dtype = Literal["fp32", "bf16"]
 Template = Annotated[str, Field(max_length=65_536)]
 ColumnName = Annotated[str, Field(min_length=1, max_length=256)]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
-RunName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$", description="a-z, 0-9 and '-'; at most 63 characters.")]
+MOST_NAME_CHARACTERS: Final = 63
+Name = Annotated[str, Field(pattern=rf"^[a-z0-9][a-z0-9-]{{0,{MOST_NAME_CHARACTERS - 1}}}$")]
+RunName = Annotated[Name, Field(description="a-z, 0-9 and '-'; at most 63 characters.")]
 """A run's name or id."""
 
 

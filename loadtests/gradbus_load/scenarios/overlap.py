@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from gradbus.ids import sample_seed
-from gradbus_load.calibration import EngineTiming, LearnerTiming, kept_full, makespan, response_tokens
+from gradbus.plan.loop import makespan
+from gradbus_load.calibration import EngineTiming, LearnerTiming, kept_full, response_tokens
 from gradbus_load.outcome import Finding, Outcome
 from gradbus_load.rig import Bench, Rig
 

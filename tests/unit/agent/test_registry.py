@@ -45,7 +45,9 @@ async def drawn_for(episode, request=REQUEST):
     return ask
 
 
-async def test_a_draw_is_withdrawn_a_while_after_nobody_waits_for_it_and_not_for_ever_again(monkeypatch):
+@pytest.fixture
+async def left(monkeypatch):
+    """An episode, a request that its worker draws for and whose client has left, and the episodes that were abandoned."""
     monkeypatch.setattr(episode_module, "ABANDONED_SECONDS", 0.02)
     abandoned = []
     registry = Registry(abandoned.append)
@@ -53,6 +55,11 @@ async def test_a_draw_is_withdrawn_a_while_after_nobody_waits_for_it_and_not_for
     ((episode, _),) = await claimed(registry)
     ask = await drawn_for(episode)
     episode.leave(ask, is_delivered=False)
+    return episode, ask, abandoned
+
+
+async def test_a_draw_is_withdrawn_a_while_after_nobody_waits_for_it_and_not_for_ever_again(left):
+    episode, ask, abandoned = left
     assert episode.submit(Question.of(REQUEST), Mark(b"a")) is ask, "its client comes back at once"
     await asyncio.sleep(0.1)
     assert abandoned == []
@@ -72,14 +79,8 @@ async def test_a_draw_is_withdrawn_a_while_after_nobody_waits_for_it_and_not_for
     assert (episode.counters()["withdrawn"], episode.counters()["turns"]) == (most, 0)
 
 
-async def test_a_draw_that_nobody_waits_for_is_withdrawn_though_the_episode_is_over(monkeypatch):
-    monkeypatch.setattr(episode_module, "ABANDONED_SECONDS", 0.02)
-    abandoned = []
-    registry = Registry(abandoned.append)
-    registry.open(opening())
-    ((episode, _),) = await claimed(registry)
-    ask = await drawn_for(episode)
-    episode.leave(ask, is_delivered=False)
+async def test_a_draw_that_nobody_waits_for_is_withdrawn_though_the_episode_is_over(left):
+    episode, _, abandoned = left
     episode.end(Verdict("ok", reward=1.0))
     await asyncio.sleep(0.1)
     assert abandoned == [episode], "its turn would be trained, and nobody saw it"

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from gradbus_load.calibration import EngineTiming, kept_full, makespan, response_tokens, scrambled
+from gradbus.plan.loop import makespan
+from gradbus_load.calibration import EngineTiming, kept_full, response_tokens, scrambled
 
 
 def test_lengths_are_lognormal_with_a_99th_percentile_of_ten_medians():

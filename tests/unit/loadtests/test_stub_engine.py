@@ -6,7 +6,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gradbus_load.calibration import EngineTiming, makespan, response_tokens
+from gradbus.plan.loop import makespan
+from gradbus_load.calibration import EngineTiming, response_tokens
 from gradbus_load.stub_engine import StubEngine
 from gradbus_rollout.engines.base import PromptGroup
 from gradbus_rollout.engines.torch import TorchEngineConfig

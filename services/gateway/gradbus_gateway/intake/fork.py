@@ -9,12 +9,11 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gradbus.errors import Fault, SpecError
 from gradbus.spec import RunSpec, Version
-from gradbus.spec.sections import RunName
+from gradbus.spec.sections import MOST_NAME_CHARACTERS, RunName
 from gradbus_gateway.intake.model.run_models import RunModels
 
 FORK: Final = "fork_of"
 _SUFFIX: Final = "-fork"
-_MOST_CHARACTERS: Final = 63
 _FIXED: Final = {
     "model": "a fork begins with the version that `fork_of` names",
     "kind": "a fork is of its run's kind, by which its data and its algorithm are read",
@@ -76,7 +75,7 @@ class Forks:
 def forked(parent: RunSpec, run_id: str, version: int, changes: Mapping[str, Any]) -> Json:
     """The spec of `parent` with `changes`, with this version as its model, and with the steps that `parent` had left after it."""
     spec: Json = parent.model_dump(mode="json")
-    spec["name"] = parent.name[: _MOST_CHARACTERS - len(_SUFFIX)] + _SUFFIX
+    spec["name"] = parent.name[: MOST_NAME_CHARACTERS - len(_SUFFIX)] + _SUFFIX
     spec["schedule"]["steps"] = parent.schedule.steps - version
     spec["model"] = {"run": run_id, "version": version}
     for section, names in _ONE_OF.items():
