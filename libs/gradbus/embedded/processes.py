@@ -80,7 +80,7 @@ class SupervisedProcess:
         """Kills a process that holds more memory than it may, `held` bytes; a new one is started automatically."""
         if self.pid is not None:
             self._exceeded = held
-            _kill_group(self.pid)
+            _kill_session(self.pid)
 
     async def stop(self, drain_seconds: float) -> None:
         """Sends SIGTERM, then SIGKILL after `drain_seconds`; returns when the process is gone. It is not restarted."""
@@ -155,7 +155,7 @@ class SupervisedProcess:
         try:
             yield
         finally:
-            _kill_group(process.pid)  # children that it left behind, which hold the pipe open
+            _kill_session(process.pid)  # children that it left behind, which hold the pipe or its ports open
             if writing:
                 await writing
 
@@ -170,7 +170,7 @@ class SupervisedProcess:
             await asyncio.wait({ended}, timeout=self._drain_seconds)
         if not ended.done():
             self._warn("drain_timed_out", seconds=self._drain_seconds)
-            _kill_group(process.pid)
+            _kill_session(process.pid)
         await ended
 
     def _enter(self, state: ProcessState) -> None:
@@ -186,9 +186,14 @@ class SupervisedProcess:
             _log.warning(event, process=self.name, **context)
 
 
-def _kill_group(leader: int) -> None:
+def _kill_session(leader: int) -> None:
+    """Kills the processes of the session that `leader` began, in its process group or in one of their own."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
+    for process in Path("/proc").glob("[0-9]*"):  # none on systems without /proc
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getsid(int(process.name)) == leader:
+                os.kill(int(process.name), signal.SIGKILL)
 
 
 async def wait_until_gone(last: Mapping[str, object]) -> None:

@@ -78,3 +78,26 @@ async def test_a_cancelled_stop_leaves_the_process_to_its_drain(tmp_path):
     go.touch()
     await until(lambda: process.state == "stopped")
     assert (tmp_path / "log").read_text() == "up\ndrained\n"
+
+
+LEAVES_A_CHILD = """
+import os, sys, time
+
+if os.fork() == 0:
+    os.setpgid(0, 0)
+    print(os.getpid())
+    time.sleep(600)
+time.sleep(600)
+"""
+
+
+async def test_a_child_that_a_dead_process_left_ends_though_it_leads_a_group_of_its_own(tmp_path, is_alive):
+    log = tmp_path / "log"
+    process = SupervisedProcess("parent", lambda: program(tmp_path, LEAVES_A_CHILD), lambda: None)
+    process.start()
+    await until(lambda: log.exists() and log.read_text().endswith("\n"))
+    child = int(log.read_text().split()[0])
+    assert is_alive(child)
+    await process.kill()
+    await until(lambda: not is_alive(child))
+    await process.stop(5.0)
