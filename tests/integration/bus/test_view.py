@@ -114,6 +114,7 @@ async def test_of_a_large_bucket_what_has_changed_is_read_again_and_no_more(own_
 
 async def test_a_large_bucket_that_was_made_again_is_read_as_a_whole(own_bus, own_nats, monkeypatch):
     monkeypatch.setattr(view_module, "RESYNC_SECONDS", 0.05)
+    monkeypatch.setattr(view_module, "CHECK_SECONDS", 0.5)
     bucket = await own_bus.bucket(Buckets.RUNS)
     await asyncio.gather(*(bucket.put(f"run-{n}.spec", b"1") for n in range(100)))
     async with bucket.view() as view:
@@ -255,7 +256,8 @@ async def test_a_view_recovers_after_its_server_was_killed(own_nats, own_bus):
         await until(view, lambda: dict(view.entries) == {"run.spec": b"1", "run.desired": b"2"})
 
 
-async def test_a_view_recovers_when_its_consumer_is_removed(own_bus):
+async def test_a_view_recovers_when_its_consumer_is_removed(own_bus, monkeypatch):
+    monkeypatch.setattr(view_module, "CHECK_SECONDS", 0.5)
     bucket = await own_bus.bucket(Buckets.RUNS)
     async with bucket.view() as view:
         for consumer in await own_bus.jetstream.consumers_info("KV_runs"):
@@ -303,6 +305,7 @@ async def test_a_listener_hears_every_key_and_then_what_changes(bucket, unique):
 
 async def test_a_listener_hears_what_changed_while_the_view_was_away(own_bus, monkeypatch):
     monkeypatch.setattr(view_module, "RESYNC_SECONDS", 0.05)
+    monkeypatch.setattr(view_module, "CHECK_SECONDS", 0.5)
     bucket = await own_bus.bucket(Buckets.RUNS)
     await asyncio.gather(*(bucket.put(f"run-{n}.spec", b"1") for n in range(100)))
     heard = []

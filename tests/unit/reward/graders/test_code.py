@@ -113,7 +113,7 @@ async def test_a_sandbox_that_breaks_is_an_error_and_no_reward(grader_scorer, as
 async def test_programs_for_which_no_time_is_left_are_scored_again_and_the_others_kept(grader_scorer, ask):
     slow = "import time\ntime.sleep(60)\nprint(1)"
     programs = ["print(4)", *(f"{slow}#{n}" for n in range(12))]
-    results = await grader_scorer(grader(seconds=20.0)).score(ask(*programs, tests=TESTS), 20.0)
+    results = await grader_scorer(grader(seconds=12.0)).score(ask(*programs, tests=TESTS), 12.0)
     assert [(result.status, result.reward, result.reason) for result in results[:2]] == [(OK, 0.5, ""), (OK, 0.0, "")]
     assert (results[-1].status, results[-1].permanent) == (ERROR, False)
     assert "no time was left" in results[-1].reason
@@ -122,7 +122,7 @@ async def test_programs_for_which_no_time_is_left_are_scored_again_and_the_other
 async def test_a_program_that_is_slow_by_the_clock_on_each_test_is_scored_by_those_that_it_ended(grader_scorer, ask):
     slow = "import time\nn = int(input())\ntime.sleep(n and 2)\nprint(n)"
     tests = [[str(n), str(n)] for n in range(20)]
-    (result,) = await grader_scorer(grader(seconds=0.5)).score(ask(slow, tests=tests), 16.0)
+    (result,) = await grader_scorer(grader(seconds=0.5)).score(ask(slow, tests=tests), 12.0)
     assert result.status == OK
     assert 1 / 20 <= result.reward < 0.5
 

@@ -55,7 +55,7 @@ def plain(spec, folder, batches):
     ("ranks", "critic"),
     [
         (2, {"kind": "head", "updates": 2, "learning_rate": 1e-2}),
-        (2, {"kind": "full", "freeze": "attention", "warmup_steps": 1, "length_alpha": 0.3}),
+        pytest.param(2, {"kind": "full", "freeze": "attention", "warmup_steps": 1, "length_alpha": 0.3}, marks=pytest.mark.slow),
         (3, {"kind": "lora", "updates": 2, "learning_rate": 1e-2}),
     ],
     ids=str,
