@@ -77,7 +77,8 @@ OFTEN = {"gspo", "cispo", "sapo", "dppo", "gdpo", "rloo"}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.slow) for name in sorted(set(PRESETS) - {"grpo", *CRITICS})]
+    "name",
+    [pytest.param(name, marks=[] if name in OFTEN else pytest.mark.slow) for name in sorted(set(PRESETS) - {"grpo", "opd", *CRITICS})],
 )
 def test_a_preset_trains_and_is_stored_with_the_value_of_every_field(lab, spec, name):
     run = lab.train(spec(algorithm={"name": name}, reward={"grader": MULTI}))

@@ -65,7 +65,7 @@ class TrustRegionSpec(Section):
     ratio: Literal["token", "sequence", "product"] = Field(
         "token", description="One ratio a token, or one a sequence: the geometric mean or the product of its tokens'."
     )
-    trust_region: Literal["clip", "cap", "band", "mass", "soft", "none"] = Field(
+    trust_region: Literal["clip", "log_clip", "cap", "band", "mass", "soft", "none"] = Field(
         "clip", description="What bounds the change of the policy in a step."
     )
     clip: tuple[Bound, Bound] | None = Field((0.2, 0.2), description="Lower and upper bound of the trust region.")

@@ -13,12 +13,15 @@ from gradbus.spec.teacher_faults import row_size_faults
 
 _BOUNDED: Final = {
     "clip": "[lower in (0, 1), upper > 0]: the ratio counts within [1 - lower, 1 + upper]",
+    "log_clip": "[lower > 0, upper > 0]: how many nats the log-ratio of a token may fall and rise",
     "cap": "[lower in (0, 1], upper > 0]: the weight lies within [1 - lower, 1 + upper]",
     "band": "[lower in (0, 1], upper > 0]: tokens with a ratio within [1 - lower, 1 + upper] are trained",
     "mass": "[lower in (0, 1), upper in (0, 1)]: how far the probability of a token may fall and rise",
 }
 """The trust regions with bounds."""
-_SEQUENCE_REGIONS: Final = ("clip", "none")
+_SEQUENCE_REGIONS: Final = ("clip", "log_clip", "none")
+_SEQUENCE_MEANS: Final = {"sequence": ("sequence", "constant"), "product": ("sequence",)}
+"""By level of the ratio. LUSPO weighs the geometric mean by the length of its sequence, to undo the mean's own 1 / length."""
 _NO_BASELINE: Final = ("reinforce", "gae")
 _NO_STD: Final = {
     "reinforce": "reads rewards as they are, and those of a group may be equal",
@@ -181,6 +184,8 @@ def _bound_faults(spec: AlgorithmSpec) -> Iterator[Fault]:
 
 def _fits(clip: tuple[float, float], region: str) -> bool:
     lower, upper = clip
+    if region == "log_clip":
+        return lower > 0.0 and upper > 0.0
     if region in {"cap", "band"}:
         return 0.0 < lower <= 1.0 and upper > 0.0
     return 0.0 < lower < 1.0 and (0.0 < upper < 1.0 if region == "mass" else upper > 0.0)
@@ -198,9 +203,9 @@ def _ratio_faults(spec: AlgorithmSpec) -> Iterator[Fault]:
     if spec.ratio != "token" and region not in _SEQUENCE_REGIONS:
         message = f"trust_region = {region} is defined on the ratios of tokens"
         yield Fault("algorithm.ratio", message, f'"{spec.ratio}"', f'"token", or trust_region = {" or ".join(_SEQUENCE_REGIONS)}')
-    if spec.ratio != "token" and spec.aggregate != "sequence":
-        message = "a sequence has one ratio, and a mean over tokens would weigh it by its length"
-        yield Fault("algorithm.aggregate", message, f'"{spec.aggregate}"', '"sequence"')
+    if spec.ratio != "token" and spec.aggregate not in (allowed := _SEQUENCE_MEANS[spec.ratio]):
+        message = "a sequence has one ratio, and this mean would weigh it by its length"
+        yield Fault("algorithm.aggregate", message, f'"{spec.aggregate}"', " or ".join(f'"{name}"' for name in allowed))
 
 
 def _second_moment_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None) -> Iterator[Fault]:

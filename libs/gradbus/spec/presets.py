@@ -37,6 +37,16 @@ ABOUT: Final[Mapping[str, Preset]] = {
         "models with experts, whose ratios of tokens are noisy",
         {"ratio": "sequence", "clip": (3e-4, 4e-4), "aggregate": "sequence"},
     ),
+    "luspo": Preset(
+        "2602.05261",
+        "as `gspo`, without its preference for short answers (3)",
+        {"ratio": "sequence", "clip": (2e-3, 2.5e-3), "aggregate": "constant"},
+    ),
+    "gmpo": Preset(
+        "2507.20673",
+        "one token's outlier neither stops nor drives its whole answer",
+        {"ratio": "sequence", "trust_region": "log_clip", "clip": (0.4, 0.4), "aggregate": "sequence"},
+    ),
     # No lower bound.
     "cispo": Preset("2506.13585", "every token keeps a gradient", {"trust_region": "cap", "clip": (1.0, 4.0)}),
     "sapo": Preset(
@@ -171,6 +181,7 @@ CRITICS: Final[Mapping[str, _Values]] = {
 _UNREAD: Final[_Values] = {"clip": None, "dual_clip": None, "soft_temperatures": None}
 _BOUNDS: Final[Mapping[str, _Values]] = {
     "clip": {"clip": (0.2, 0.2)},
+    "log_clip": {"clip": (0.4, 0.4)},
     "cap": {"clip": (1.0, 4.0)},
     "band": {"clip": (0.5, 4.0)},
     "mass": {"clip": (0.2, 0.2)},

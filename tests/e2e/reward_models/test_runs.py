@@ -46,7 +46,7 @@ def test_a_death_of_the_reference_service_changes_no_bit(lab, scored):
 
     spec = scored(algorithm={"kl": 0.01})
     calm, run_id = lab.train(spec), lab.submit(spec)
-    lab.until(run_id, lambda run: run["progress"]["step"] > 3)
+    lab.until(run_id, lambda run: run["progress"]["step"] > 0)  # most of the run is still to be scored, on a busy machine too
     killed = pid()
     os.kill(killed, signal.SIGKILL)
     lab.until(run_id, lambda _: pid() not in {killed, None})

@@ -11,7 +11,7 @@ from torch import Tensor
 from gradbus_kernels.operators.base.arguments import check_floats, require
 
 _CHOICES: Final = {
-    "trust_region": ("clip", "cap", "band", "mass", "soft", "none"),
+    "trust_region": ("clip", "log_clip", "cap", "band", "mass", "soft", "none"),
     "importance": ("behaviour", "decoupled", "none"),
     "ratio": ("token", "sequence", "product"),
     "kl_estimator": ("k2", "k3", "unbiased"),
@@ -22,12 +22,12 @@ _CHOICES: Final = {
 class PolicySettings:
     """The variant of the loss; see the tables of `terms` and `trust_region`. Raises ValueError for settings that do not go together."""
 
-    trust_region: Literal["clip", "cap", "band", "mass", "soft", "none"] = "clip"
+    trust_region: Literal["clip", "log_clip", "cap", "band", "mass", "soft", "none"] = "clip"
     """What a token gains as the policy moves: a function of `trust_region`."""
     low: float = 0.2
     high: float = 0.2
     """"clip", "cap" and "band" bound the ratio to [1 - low, 1 + high], so that low = 1 is no lower bound; "mass" bounds the change in
-    probability, by high where the advantage is positive and by low where it is negative."""
+    probability, by high where the advantage is positive and by low where it is negative, and "log_clip" so the log-ratio, in nats."""
     dual: float | None = None
     """Bound c > 1 of "clip" where the advantage is negative: the gain is at least c · A. Without effect up to a ratio of c."""
     temperatures: tuple[float, float] = (1.0, 1.05)
@@ -70,9 +70,9 @@ class PolicySettings:
         require(self.dual is None or self.trust_region == "clip", "dual", f'bounds "clip" alone; pass None with "{self.trust_region}"')
         require(min(self.temperatures) > 0.0, "temperatures", f"are {self.temperatures}; pass two positive numbers")
         require(
-            self.ratio == "token" or self.trust_region in {"clip", "none"},
+            self.ratio == "token" or self.trust_region in {"clip", "log_clip", "none"},
             "ratio",
-            f'is "{self.ratio}" and "{self.trust_region}" is of single tokens; pass "token", or trust_region "clip" or "none"',
+            f'is "{self.ratio}" and "{self.trust_region}" is of single tokens; pass "token", or trust_region "clip", "log_clip" or "none"',
         )
         self._check_masks()
 

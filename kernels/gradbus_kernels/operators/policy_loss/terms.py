@@ -10,6 +10,8 @@ up to the step's loss, whatever their number. Weights and settings make the vari
 | Dr.GRPO (Liu et al. 2025, arXiv:2503.20783) | as GRPO | `token_weights(counts, "constant", longest)` |
 | CISPO (MiniMax 2025, arXiv:2506.13585) | `trust_region="cap"`, `low=1` | `token_weights(counts, "token")` |
 | GSPO (Zheng et al. 2025, arXiv:2507.18071) | `ratio="sequence"`, `low=3e-4`, `high=4e-4` | `token_weights(counts, "sequence")` |
+| LUSPO (arXiv:2602.05261) | `ratio="sequence"`, `low=2e-3`, `high=2.5e-3` | `token_weights(counts, "constant", longest)` |
+| GMPO (arXiv:2507.20673) | `trust_region="log_clip"`, `ratio="sequence"`, `low=high=0.4` | `token_weights(counts, "sequence")` |
 | RLOO (Ahmadian et al. 2024, arXiv:2402.14740) | `ratio="product"`, `trust_region="none"` | `token_weights(counts, "sequence")` |
 | REINFORCE; GPG (Chu et al. 2025, arXiv:2504.02546) | `importance="none"` | `token_weights(counts, "token")` |
 | SAPO (Qwen 2025, arXiv:2511.20347) | `trust_region="soft"` | `token_weights(counts, "sequence")` |
@@ -33,7 +35,7 @@ from gradbus_kernels.operators.base.arguments import require
 from gradbus_kernels.operators.policy_loss.divergence import divergence
 from gradbus_kernels.operators.policy_loss.inputs import PolicySettings, PolicyTokens
 from gradbus_kernels.operators.policy_loss.log_ratio import bounded, kept, of_sequences
-from gradbus_kernels.operators.policy_loss.trust_region import TRUST_REGIONS, Gain, PolicyChange, unbounded
+from gradbus_kernels.operators.policy_loss.trust_region import TRUST_REGIONS, Gain, PolicyChange, one_sided, unbounded
 
 PROXIMAL_WEIGHT_LIMIT: Final = 2.0
 """Bound of pi_prox / mu in the decoupled loss."""
@@ -90,6 +92,8 @@ def _gain(logprobs: Tensor, log_ratio: Tensor, tokens: PolicyTokens, settings: P
         anchor = logprobs.detach() if tokens.proximal_logprobs is None else tokens.proximal_logprobs
         outer = bounded(anchor - tokens.behaviour_logprobs).exp().clamp(max=PROXIMAL_WEIGHT_LIMIT)
         log_ratio = bounded(logprobs - anchor)
+    if settings.trust_region == "log_clip":
+        log_ratio = one_sided(log_ratio, tokens.advantages, settings)
     if settings.ratio != "token":
         log_ratio = of_sequences(log_ratio, tokens, settings.ratio)
     gain = TRUST_REGIONS[settings.trust_region](PolicyChange(log_ratio.exp(), logprobs, anchor, tokens.advantages), settings)

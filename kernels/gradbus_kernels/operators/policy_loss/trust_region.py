@@ -6,6 +6,7 @@ One function a region; nothing else knows these formulas. With rho = pi / mu the
 |---|---|---|
 | clip (Schulman et al. 2017, arXiv:1707.06347) | min(rho · A, clip(rho, 1 - low, 1 + high) · A) | rho; 0 where clipped |
 | clip with dual = c (Ye et al. 2020, arXiv:1912.09729) | where A < 0 at least c · A | also 0 where A < 0 and rho > c |
+| log_clip (GMPO, arXiv:2507.20673) | rho · A, rho of log-ratios of at most high if A > 0, else at least -low | rho; 0 where clipped |
 | cap (CISPO, MiniMax 2025, arXiv:2506.13585) | sg(clip(rho, 1 - low, 1 + high)) · A · log pi | clip(rho, 1 - low, 1 + high) |
 | band (IcePop, arXiv:2510.18855; SAO, arXiv:2607.07508) | rho · A inside [1 - low, 1 + high], else 0 | rho inside, else 0 |
 | mass (DPPO, arXiv:2602.04879) | rho · A; 0 if A > 0 and pi - mu > high, or A < 0 and mu - pi > low | rho, or 0 |
@@ -60,6 +61,22 @@ def clip(change: PolicyChange, settings: PolicySettings) -> Gain:
     return Gain(value, low, high)
 
 
+def log_clip(change: PolicyChange, settings: PolicySettings) -> Gain:
+    """The gain with the ratio of bounded log-ratios, see `one_sided`. The shares count single tokens."""
+    moved = (change.logprobs - change.anchor_logprobs).detach()
+    low = (change.advantages <= 0.0) & (moved < -settings.low)
+    high = (change.advantages > 0.0) & (moved > settings.high)
+    return Gain(change.ratio * change.advantages, low, high)
+
+
+def one_sided(log_ratio: Tensor, advantages: Tensor, settings: PolicySettings) -> Tensor:
+    """Each token's log-ratio `[N]`, bounded in the direction in which its advantage moves it, before those of a sequence are joined.
+
+    So a token that went too far loses its own gradient, and the others of its sequence keep theirs.
+    """
+    return torch.where(advantages > 0.0, log_ratio.clamp(max=settings.high), log_ratio.clamp(min=-settings.low))
+
+
 def cap(change: PolicyChange, settings: PolicySettings) -> Gain:
     """The log-probability times the bounded ratio, which has no gradient: no token loses its gradient."""
     bounded = change.ratio.detach().clamp(1.0 - settings.low, 1.0 + settings.high)
@@ -95,6 +112,7 @@ def none(change: PolicyChange, settings: PolicySettings) -> Gain:  # noqa: ARG00
 
 TRUST_REGIONS: Final[Mapping[str, Callable[[PolicyChange, PolicySettings], Gain]]] = {
     "clip": clip,
+    "log_clip": log_clip,
     "cap": cap,
     "band": band,
     "mass": mass,

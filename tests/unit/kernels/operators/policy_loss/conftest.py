@@ -5,13 +5,13 @@ from hypothesis import strategies as st
 
 from gradbus_kernels.operators import PolicySettings
 
-REGIONS = ("clip", "cap", "band", "mass", "soft", "none")
+REGIONS = ("clip", "log_clip", "cap", "band", "mass", "soft", "none")
 
 
 @st.composite
 def all_settings(draw):
     region = draw(st.sampled_from(REGIONS))
-    levels = ("token", "sequence", "product") if region in {"clip", "none"} else ("token",)
+    levels = ("token", "sequence", "product") if region in {"clip", "log_clip", "none"} else ("token",)
     bound = st.floats(0.01, 0.1) if region == "mass" else st.floats(0.05, 0.9)
     return PolicySettings(
         trust_region=region,

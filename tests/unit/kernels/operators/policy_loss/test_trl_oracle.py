@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from trl import GRPOTrainer, RLOOTrainer
+from trl.experimental.gmpo import GMPOTrainer
 
 from gradbus_kernels.operators import PolicySettings, PolicyTokens, policy_loss, token_weights
 
@@ -73,12 +74,12 @@ def batch(behaviour, reference):
     }
 
 
-def compare(kind, aggregate, settings, given):
+def compare(kind, aggregate, settings, given, divisor=1):
     draw = drawn(4)
     base = draw(0.5) - 2.0
     behaviour, reference = base + draw(0.4), base + draw(0.3)
     theirs, ours = base.clone().requires_grad_(), base.clone().requires_grad_()
-    expected = kind._compute_loss(trainer(theirs, torch.zeros_like(base), **given), None, batch(behaviour, reference))
+    expected = kind._compute_loss(trainer(theirs, torch.zeros_like(base), **given), None, batch(behaviour, reference)) / divisor
     expected.backward()
 
     weights = torch.tensor(token_weights(LENGTHS, aggregate, LONGEST), dtype=torch.float64)[:, None] * MASK
@@ -130,3 +131,17 @@ def test_trls_rloo_clips_the_product_of_a_sequences_ratios():
     loss = compare(RLOOTrainer, "sequence", PolicySettings(ratio="product", low=0.3, high=0.4), {"epsilon_low": 0.3, "epsilon_high": 0.4})
     assert loss.ratio.clipped_low + loss.ratio.clipped_high > 0.0
     compare(RLOOTrainer, "sequence", PolicySettings(ratio="product", trust_region="none"), {"epsilon_low": 1.0, "epsilon_high": 1e9})
+
+
+def test_trls_luspo_is_the_sum_of_a_sequences_tokens_which_ours_divides_by_the_longest():
+    given = {"loss_type": "luspo", "importance_sampling_level": "sequence", "epsilon_low": 0.03, "epsilon_high": 0.04}
+    loss = compare(GRPOTrainer, "constant", PolicySettings(low=0.03, high=0.04, ratio="sequence"), given, divisor=LONGEST)
+    assert loss.ratio.clipped_low + loss.ratio.clipped_high > 0.0
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.2, 0.1), (0.1, 0.05)])
+def test_trls_gmpo_bounds_tokens_before_it_takes_their_geometric_mean(low, high):
+    settings = PolicySettings(trust_region="log_clip", ratio="sequence", low=low, high=high, kl=0.04)
+    loss = compare(GMPOTrainer, "sequence", settings, {"epsilon_low": low, "epsilon_high": high, "beta": 0.04})
+    assert loss.ratio.clipped_low > 0.0
+    assert loss.ratio.clipped_high > 0.0

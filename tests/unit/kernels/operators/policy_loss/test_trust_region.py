@@ -59,6 +59,12 @@ def importance_sampling(rho, a, logp, mu, s):
     return rho * a, rho * a, 0.0, False, False
 
 
+def gmpo(ratios, s):
+    """arXiv:2507.20673, equation 4: log-ratios of tokens with their advantages, bounded on one side, and which of them still move."""
+    bounded = {j: min(ratio, s.high) if a > 0 else max(ratio, -s.low) for j, (ratio, a) in ratios.items()}
+    return bounded, {j: float(bounded[j] == ratio) for j, (ratio, _) in ratios.items()}
+
+
 PAPERS = {"clip": ppo_clip, "cap": cispo, "band": double_sided, "mass": dppo, "soft": sapo, "none": importance_sampling}
 
 
@@ -116,6 +122,12 @@ class Loop:
             outer, mu = min(math.exp(self.proximal[i] - mu), 2.0), self.proximal[i]
             ratios = {j: self.rows[j][0] - self.proximal[j] for j in members}
         shares = {"token": {i: 1.0}, "sequence": dict.fromkeys(members, 1 / len(members)), "product": dict.fromkeys(members, 1.0)}[s.ratio]
+        if s.trust_region == "log_clip":
+            ratios, kept = gmpo({j: (ratio, self.rows[j][3]) for j, ratio in ratios.items()}, s)
+            moved = logp - mu
+            rho = math.exp(math.fsum(share * ratios[j] for j, share in shares.items()))
+            slopes = {j: outer * rho * a * share * kept[j] for j, share in shares.items()}
+            return outer * rho * a, slopes, a <= 0 and moved < -s.low, a > 0 and moved > s.high
         rho = math.exp(math.fsum(share * ratios[j] for j, share in shares.items()))
         gain, by_ratio, by_logp, low, high = PAPERS[s.trust_region](rho, a, logp, mu, s)
         slopes = {j: outer * by_ratio * share for j, share in shares.items()}

@@ -36,7 +36,7 @@ def test_at_a_ratio_of_one_every_region_has_the_gradient_of_reinforce(region, im
     assert (loss.ratio.clipped_low, loss.ratio.clipped_high) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize("region", ["clip", "none"])
+@pytest.mark.parametrize("region", ["clip", "log_clip", "none"])
 def test_an_answer_of_one_token_has_the_same_ratio_on_every_level(region):
     log_ratios, advantages = doubles(0.1, -0.4, 0.3, 0.9, -0.1), doubles(1.0, -1.0, -0.5, 2.0, 1.0)
     found = [
@@ -234,7 +234,7 @@ def test_nan_of_a_token_with_weight_is_never_hidden(region):
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"trust_region": "cispo"}, r"^trust_region: is 'cispo'; pass one of clip, cap"),
+        ({"trust_region": "cispo"}, r"^trust_region: is 'cispo'; pass one of clip, log_clip, cap"),
         ({"importance": "mu"}, r"^importance: is 'mu'; pass one of behaviour, decoupled, none"),
         ({"ratio": "sequences"}, r"^ratio: is 'sequences'; pass one of token, sequence, product"),
         ({"kl_estimator": "k1"}, r"^kl_estimator: is 'k1'; pass one of k2, k3, unbiased"),
