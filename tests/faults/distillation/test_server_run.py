@@ -65,6 +65,7 @@ async def test_a_server_that_is_away_is_waited_for_and_every_answer_is_in_the_lo
         client.close()
 
 
+@pytest.mark.slow
 async def test_other_weights_end_the_run_with_both_names(stack_of, taught, peer):
     async with stack_of(1) as stack:
         client = Client(stack.url, stack.api_key)
