@@ -27,8 +27,8 @@ export TOKENIZERS_PARALLELISM := false
 IMAGE := proto/gradbus-v1.binpb
 # A selection by PYTEST may leave one of two commands without tests; pytest then ends with status 5.
 NONE = $(if $(PYTEST), || test $$? -eq 5)
-# Three processes, because many tests wait; they take the files in the order in which the folders are named, the long ones first.
-IN_THREE = python -m pytest -m "not slow and not engines" -n 3 --dist loadfile --no-loadscope-reorder --durations 25
+# More processes than cores, because many tests wait; they take the files in the order in which the folders are named, the long ones first.
+IN_PARALLEL = python -m pytest -m "not slow and not engines" --dist loadfile --no-loadscope-reorder --durations 25
 PROTOC = python -m grpc_tools.protoc -I proto --python_out=$(1) --pyi_out=$(1) --grpc_python_out=$(1) --mypy_grpc_out=quiet:$(1) proto/gradbus/v1/*.proto
 
 .DEFAULT_GOAL := help
@@ -47,8 +47,8 @@ demo-faults: $(VENV)/.installed-demo  ## a language model learns by a tool that 
 	@python examples/ledger/demo_faults.py $(DEMO)
 
 test: $(VENV)/.installed-dev  ## every test but the long ones
-	$(IN_THREE) $(PYTEST) tests/contract tests/integration tests/engines tests/unit$(NONE)
-	$(IN_THREE) $(PYTEST) tests/faults tests/e2e$(NONE)
+	$(IN_PARALLEL) -n 4 $(PYTEST) tests/contract tests/integration tests/engines tests/unit$(NONE)
+	$(IN_PARALLEL) -n 3 $(PYTEST) tests/faults tests/e2e$(NONE)
 
 test-faults: $(VENV)/.installed-dev  ## the long ones: kills at random and at named points, over many seeds
 	python -m pytest -m "(faults or slow) and not engines" $(PYTEST)
