@@ -8,7 +8,7 @@ import pytest
 @pytest.fixture
 def running(lab, spec):
     run_id = lab.submit(spec(schedule={"steps": 400}))
-    lab.until(run_id, lambda run: run["progress"]["step"] >= 12)
+    lab.until(run_id, lambda run: run["progress"]["step"] >= 12 and run["progress"]["shares"].get("generate"))
     yield run_id
     lab.client.cancel(run_id)
     lab.ends(run_id, "cancelled")

@@ -78,6 +78,8 @@ def _pace(run: dict[str, Any], steps: Sequence[dict[str, Any]]) -> Pace:
             f"the run is {run['state']} and has made {max(0, len(steps) - 1)} steps in a row; advice needs a running run, its rollouts and "
             f"at least {_FEWEST} steps: ask again later"
         )
+    if not run["progress"]["shares"].get("generate"):
+        raise StackError("the rollouts of the run have not yet measured how long they sample; ask again in some seconds")
     first, last = (datetime.fromisoformat(steps[at]["created_at"]) for at in (0, -1))
     seconds = (last - first).total_seconds() / (len(steps) - 1)
     waited = sum(step["data"]["seconds"]["wait"] for step in steps[1:]) / (len(steps) - 1)
