@@ -13,17 +13,18 @@ def need_faults(spec: RunSpec) -> Iterator[Fault]:
     """Faults of a spec whose groups or rewards do not have what its algorithm needs."""
     if spec.trains_given:
         return
-    algorithm, grader = algorithm_of(spec), spec.reward.grader
+    algorithm = algorithm_of(spec)
     estimator, name = algorithm.estimator, spec.algorithm.advantage
     if estimator.least_samples > spec.rollout.group_size:
         message = f"advantage = {name} trains a group from {estimator.least_samples} valid samples on; smaller groups are never trained"
         given, allowed = str(spec.rollout.group_size), f'at least {estimator.least_samples}, or algorithm.advantage = "reinforce"'
         yield Fault("rollout.group_size", message, given, allowed)
     yield from _turn_faults(spec, by_turn=estimator.by_turn)
-    source = f"{grader.type} grader" if grader is not None else "reward model"
-    if estimator.reads_components and (spec.reward.model is not None or (grader is not None and _has_one_component(grader))):
-        message = f"normalises each component of a reward, and this {source} has one"
-        yield Fault("algorithm.advantage", message, f'"{name}"', 'a multi or python grader or a service with two components; or "grpo"')
+    for reward in spec.reward.in_turn if estimator.reads_components else ():
+        if reward.model is not None or (reward.grader is not None and _has_one_component(reward.grader)):
+            source = f"{reward.grader.type} grader" if reward.grader is not None else "reward model"
+            message = f"normalises each component of a reward, and this {source} has one"
+            yield Fault("algorithm.advantage", message, f'"{name}"', 'a multi or python grader or a service with two components; or "grpo"')
     if (control := spec.algorithm.kl_control) and control.horizon < spec.samples_per_step:
         message = f"a step takes {spec.samples_per_step} samples, and its weight could change by more than its fifth"
         yield Fault("algorithm.kl_control.horizon", message, str(control.horizon), f"at least {spec.samples_per_step}")

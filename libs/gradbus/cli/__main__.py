@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from gradbus.cli import delete, environments, events, inspect, keys, runs, stack, status
+from gradbus.cli import delete, environments, events, inspect, keys, reward, runs, stack, status
 from gradbus.cli.history import fork, lineage, replay
 from gradbus.cli.output import discard_output, print_error, wants_json
 from gradbus.cli.specs import advise, data, plan
@@ -21,7 +21,7 @@ app = typer.Typer(
 )
 _VERBS = {
     "This machine": (stack.up, stack.down, status.status),
-    "Runs": (plan.plan, runs.run, fork.fork, runs.pause, runs.resume, runs.cancel, delete.delete, runs.export),
+    "Runs": (plan.plan, runs.run, fork.fork, runs.pause, runs.resume, runs.cancel, reward.reward, delete.delete, runs.export),
     "Inspect": (
         *(inspect.runs, inspect.show, inspect.samples, inspect.episode, events.events, events.track),
         *(lineage.lineage, advise.advise, replay.replay),

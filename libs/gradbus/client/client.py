@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -15,7 +17,7 @@ from gradbus.client.answers import checked, reached, trusting
 from gradbus.client.discovery import find_authority, find_gateway
 from gradbus.client.export import Download, check_empty, write_export, write_merged_export
 from gradbus.client.retries import RetryPolicy
-from gradbus.client.upload import merged_faults, upload_local_files, with_local_names
+from gradbus.client.upload import inline_sources, merged_faults, upload_local_files, with_local_names
 from gradbus.control.runs import FINAL_STATES
 from gradbus.errors import ApiError, SpecError, StackError
 from gradbus.spec import refuse_unstorable
@@ -96,6 +98,20 @@ class Client:
     def version_lineage(self, run_id: str, version: int, **query: Any) -> Json:
         """What made a version, and a page of the groups of its steps, selected by `step`, `after` and `limit`."""
         return self._json("GET", f"/v1/runs/{run_id}/versions/{version}/lineage", params=query)
+
+    def reward(self, run_id: str) -> Json:
+        """The scorers of a run, one after the other."""
+        return self._json("GET", f"/v1/runs/{run_id}/reward")
+
+    def change_reward(self, run_id: str, scorer: Mapping[str, Any], base_dir: Path | None = None) -> Json:
+        """Gives a live run another scorer, whose files are below `base_dir`. Raises SpecError with every fault."""
+        body = {"reward": copy.deepcopy(dict(scorer))}
+        faults = inline_sources(body, base_dir or Path.cwd())
+        try:
+            return self._json("PUT", f"/v1/runs/{run_id}/reward", json=body["reward"], timeout=_SUBMIT_SECONDS)
+        except SpecError as error:
+            local = [replace(fault, path=fault.path.removeprefix("reward.")) for fault in faults]
+            raise SpecError(merged_faults(local, error.faults)) from None
 
     def pause(self, run_id: str) -> Json:
         """Requests a pause."""

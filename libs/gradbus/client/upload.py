@@ -128,12 +128,14 @@ def _uploaded(path: Path, upload: Upload) -> str:
 
 
 def _inline_rewards(reward: Json, base_dir: Path) -> Iterator[Fault]:
-    """Of the scorer that trains and of its shadows."""
-    yield from _inline_graders(reward.get("grader"), base_dir, "reward.grader")
-    shadows = reward.get("shadow")
-    for name, shadow in shadows.items() if isinstance(shadows, dict) else ():
-        if isinstance(shadow, dict):
-            yield from _inline_graders(shadow.get("grader"), base_dir, f"reward.shadow.{name}.grader")
+    """Of the scorers that train and of their shadows."""
+    shadows, changes = reward.get("shadow"), reward.get("changes")
+    scorers: dict[str, object] = {"reward": reward}
+    scorers |= {f"reward.shadow.{name}": shadow for name, shadow in shadows.items()} if isinstance(shadows, dict) else {}
+    scorers |= {f"reward.changes.{n}": change for n, change in enumerate(changes)} if isinstance(changes, list) else {}
+    for path, scorer in scorers.items():
+        if isinstance(scorer, dict):
+            yield from _inline_graders(scorer.get("grader"), base_dir, f"{path}.grader")
 
 
 def _inline_graders(grader: object, base_dir: Path, where: str) -> Iterator[Fault]:

@@ -22,7 +22,7 @@ from gradbus.spec.reward.graders import (
     TextSimilarityGrader,
 )
 from gradbus.spec.reward.protocols import PROTOCOLS, split_service
-from gradbus.spec.reward.section import RewardModelSpec, RewardSpec, ScorerSpec
+from gradbus.spec.reward.section import MAX_CHANGES, RewardChange, RewardModelSpec, RewardSpec, ScorerSpec
 from gradbus.spec.run import DEFAULT_QUEUE, EVALUATED_VERSIONS, RunSpec
 from gradbus.spec.sections import (
     AncestorSpec,
@@ -49,6 +49,7 @@ from gradbus.spec.sections import (
 __all__ = [
     "DEFAULT_QUEUE",
     "EVALUATED_VERSIONS",
+    "MAX_CHANGES",
     "MAX_FAULTS",
     "MAX_FILES",
     "PAIR_KINDS",
@@ -80,6 +81,7 @@ __all__ = [
     "PreferenceSpec",
     "PythonGrader",
     "RegexGrader",
+    "RewardChange",
     "RewardModelSpec",
     "RewardSpec",
     "RolloutSpec",

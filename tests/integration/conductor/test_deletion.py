@@ -23,7 +23,7 @@ from gradbus_conductor.runs import deletion
 from gradbus_conductor.runs.deletion import RunDeletion
 from gradbus_conductor.runs.index import RunIndex
 
-KINDS = ("spec", "status", "desired", "evaluations")
+KINDS = ("spec", "status", "desired", "evaluations", "scorers_wanted", "scorers")
 
 
 class Life:
@@ -44,7 +44,8 @@ class Life:
         history.emit("state", "succeeded")
         await history.wait_until_stored()
         if begun:
-            await self.runs.put(f"{run_id}.evaluations", b"[]")
+            for kind in ("evaluations", "scorers_wanted", "scorers"):
+                await self.runs.put(f"{run_id}.{kind}", b"[]")
             log = ExperienceLog(self.clients.buffer, run_id)
             await log.append(7, {0: LogEntry(index=0)})
             await ArchiveWriter(self.clients.objects, log, run_id).finish()
@@ -122,7 +123,7 @@ async def test_whenever_a_conductor_dies_the_next_one_completes_the_deletion(lif
         await real(bucket, key, revision)
 
     record = life.record
-    for fatal in range(1, 12):
+    for fatal in range(1, 14):
         life.run_id = f"{record.run_id}-{fatal}"  # a deleted run's id is fenced
         life.record = record.model_copy(update={"run_id": life.run_id, "idempotency_key": f"hash-{fatal}"})
         calls.clear()
@@ -140,7 +141,7 @@ async def test_whenever_a_conductor_dies_the_next_one_completes_the_deletion(lif
         assert await life.left() == [keys.term(life.run_id)]
         if not died:
             break
-    assert fatal == 10, "it died before each of its nine writes"
+    assert fatal == 12, "it died before each of its eleven writes"
     assert not died
 
 

@@ -85,9 +85,9 @@ async def test_a_reward_model_gets_the_tokens_and_no_text_from_the_service_that_
 )
 async def test_other_scorers_get_the_section_without_a_model_and_no_tokens(clients, run_id, record, group, reward):
     spec = record(reward=reward).spec
-    [request] = scorer_module.RunScorer.of(clients, run_id, spec).requests([PendingGroup(group(0), "{}")], ServiceCall({}))
+    [request] = scorer_module.RunScorer.of(clients, run_id, spec.reward).requests([PendingGroup(group(0), "{}")], ServiceCall({}))
     section = spec.reward.model_dump(mode="json")
-    assert section.pop("model") is None
+    assert (section.pop("model"), section.pop("changes")) == (None, [])
     assert json.loads(request.reward_json) == section
     assert [(sample.prompt_ids, sample.token_ids) for sample in request.samples] == [(b"", b"")] * 2
 
@@ -95,7 +95,7 @@ async def test_other_scorers_get_the_section_without_a_model_and_no_tokens(clien
 async def test_a_group_that_is_too_large_for_a_reward_models_call_is_divided_by_itself(clients, run_id, record, group, monkeypatch):
     """So the bits of its scores depend on no other group."""
     monkeypatch.setattr(call_sizes, "_MOST_BYTES", 200)
-    scorer = scorer_module.RunScorer.of(clients, run_id, record(reward={"model": {"path": "scorer"}}).spec)
+    scorer = scorer_module.RunScorer.of(clients, run_id, record(reward={"model": {"path": "scorer"}}).spec.reward)
     batch = [PendingGroup(group(index, tokens), "{}") for index, tokens in enumerate((3, 30, 3))]
     calls = [[sample.sample_id for sample in request.samples] for request in scorer.requests(batch, ServiceCall({}))]
     assert calls == [["0.0", "0.1", "1.0"], ["1.1", "2.0", "2.1"]]

@@ -53,6 +53,9 @@ GROUP = {
 }
 
 
+SCORER = {"section": "reward", "kind": "grader", "name": "regex", "version": "sha256:a", "from_group": 0}
+
+
 def test_a_version_has_a_line_for_what_judged_it_and_for_each_group():
     found = {
         "run_id": "run-1",
@@ -61,13 +64,14 @@ def test_a_version_has_a_line_for_what_judged_it_and_for_each_group():
         "digest": "sha256:4",
         "base": "models/base",
         "parent": {"run": "run-0", "name": "sft", "version": 40, "digest": "sha256:0"},
-        "scorers": [{"section": "reward", "kind": "grader", "name": "regex", "version": "sha256:a"}],
+        "scorers": [SCORER, SCORER | {"section": "reward.changes.0", "from_group": 8}],
         "groups": [GROUP, GROUP | {"verdict": "filtered", "reason": "equal", "reward": None, "sampled_by": []}],
     }
     assert list(version_lines(found)) == [
         "version 4 of run-1  first  sha256:4",
         "from     models/base, by version 40 of run-0 (sft)",
         "scorer   reward: grader regex  sha256:a",
+        "scorer   reward.changes.0: grader regex from group 8 on  sha256:a",
         f"step 3  group 7  row 5  train  4 samples by 2, 3  reward 0.250  '{'x' * 60}…'",
         f"step 3  group 7  row 5  filtered (equal)  4 samples given  '{'x' * 60}…'",
     ]

@@ -86,7 +86,8 @@ def version_lines(found: dict[str, Any]) -> Iterator[str]:
     parent = found["parent"]
     yield f"from     {found['base']}" + (f", by version {parent['version']} of {parent['run']} ({parent['name']})" if parent else "")
     for scorer in found["scorers"]:
-        yield f"scorer   {scorer['section']}: {scorer['kind']} {scorer['name']}  {scorer['version']}"
+        since = f" from group {scorer['from_group']} on" if scorer["from_group"] else ""
+        yield f"scorer   {scorer['section']}: {scorer['kind']} {scorer['name']}{since}  {scorer['version']}"
     for group in found["groups"]:
         yield _group_line(group)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from urllib.parse import urlsplit
 
 from gradbus.errors import Fault
@@ -21,11 +22,23 @@ def reward_faults(reward: RewardSpec) -> Iterator[Fault]:
     if reward.shadow and reward.model is not None:
         message = "the reference service computes a reward model, and the reward service its shadows"
         yield Fault("reward.shadow", message, "a model and shadows", "shadows beside a grader or a service")
+    yield from _change_faults(reward)
     for path, scorer in reward.scorers.items():
         if path != "reward" and (scorer.grader is None) == (scorer.service is None):
-            yield Fault(path, "a shadow has exactly one source", allowed="exactly one of `grader` and `service`")
+            what = "a shadow" if path.startswith("reward.shadow.") else "a change"
+            yield Fault(path, f"{what} has exactly one source", allowed="exactly one of `grader` and `service`")
         yield from _service_faults(scorer, path)
         yield from _scorers_grader_faults(scorer, f"{path}.grader", reward.timeout_seconds)
+
+
+def _change_faults(reward: RewardSpec) -> Iterator[Fault]:
+    if reward.changes and reward.model is not None:
+        message = "the reference service computes a reward model as long as the run lasts"
+        yield Fault("reward.changes", message, "a model and changes", "changes of a grader or a service")
+    for n, (before, after) in enumerate(pairwise(reward.changes), start=1):
+        if after.from_group <= before.from_group:
+            message = "changes stand in the order of their groups"
+            yield Fault(f"reward.changes.{n}.from_group", message, str(after.from_group), f"more than {before.from_group}")
 
 
 def _scorers_grader_faults(scorer: ScorerSpec, path: str, timeout_seconds: float) -> Iterator[Fault]:

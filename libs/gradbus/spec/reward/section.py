@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field
 
@@ -10,6 +10,8 @@ from gradbus.spec.reward.graders import Grader
 from gradbus.spec.reward.protocols import PROTOCOLS, split_service
 from gradbus.spec.sections import ColumnName, ModelSpec, Number, Section, TokenId
 
+MAX_CHANGES: Final = 64
+MAX_GROUP: Final = 2**31 - 1
 ShadowName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")]
 
 
@@ -42,10 +44,23 @@ class ScorerSpec(Section):
     )
 
     @property
+    def name(self) -> str:
+        """For messages."""
+        return self.service or (f"the {self.grader.type} grader" if self.grader is not None else "no scorer")
+
+    @property
     def reads_label(self) -> bool:
         """Whether the service is told the reference answer, in `label`."""
         protocol, _ = split_service(self.service or "")
         return bool(protocol) and "label" in PROTOCOLS[protocol].reads
+
+
+class RewardChange(ScorerSpec):
+    """A scorer that takes the place of the one before it, with all its settings."""
+
+    from_group: int = Field(
+        ge=0, le=MAX_GROUP, description="Index of the first group that it judges; groups are numbered from 0 as they are dispatched."
+    )
 
 
 class RewardSpec(ScorerSpec):
@@ -64,7 +79,30 @@ class RewardSpec(ScorerSpec):
         description="Scorers that run beside the one that trains: their rewards are components, and never trained.",
     )
 
+    changes: tuple[RewardChange, ...] = Field(
+        (),
+        max_length=MAX_CHANGES,
+        description="Scorers that take over from a group on, in the order of their groups. `PUT /v1/runs/{id}/reward` adds one to a run.",
+    )
+
     @property
     def scorers(self) -> dict[str, ScorerSpec]:
-        """The scorer that trains and its shadows, by the path of their sections."""
-        return {"reward": self, **{f"reward.shadow.{name}": shadow for name, shadow in self.shadow.items()}}
+        """The scorers that train and their shadows, by the path of their sections."""
+        shadows = {f"reward.shadow.{name}": shadow for name, shadow in self.shadow.items()}
+        changes = {f"reward.changes.{n}": change for n, change in enumerate(self.changes)}
+        return {"reward": self, **shadows, **changes}
+
+    def at(self, group: int) -> RewardSpec:
+        """The section by which this group is judged, without changes."""
+        newest = next((change for change in reversed(self.changes) if change.from_group <= group), None)
+        scorer = {} if newest is None else {name: getattr(newest, name) for name in ScorerSpec.model_fields}
+        return self.model_copy(update={**scorer, "changes": ()})
+
+    def with_change(self, change: RewardChange) -> RewardSpec:
+        """The section with one more change, at its place."""
+        return self.model_copy(update={"changes": tuple(sorted((*self.changes, change), key=lambda one: one.from_group))})
+
+    @property
+    def in_turn(self) -> list[RewardSpec]:
+        """The sections that judge groups one after the other, each without changes."""
+        return [self.at(-1), *(self.at(change.from_group) for change in self.changes)]

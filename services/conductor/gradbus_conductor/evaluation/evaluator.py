@@ -13,7 +13,7 @@ from grpc.aio import AioRpcError
 from gradbus.bus import Bucket, EventLog, Level, OwnedKey, TaskQueue
 from gradbus.control.runs import RunRecord, WorkerPresence
 from gradbus.experience import GroupStore
-from gradbus.spec import EVALUATED_VERSIONS
+from gradbus.spec import EVALUATED_VERSIONS, RewardChange
 from gradbus.telemetry import get_logger
 from gradbus.v1.group_pb2 import LogEntry
 from gradbus.v1.weight_store_service_pb2 import GetVersionRequest
@@ -53,9 +53,15 @@ class Evaluator:
         self._queue = queue
         self._wake = wake
         self._skipped = -1
+        self._changes: list[RewardChange] = []
+        """Of the scorer, since the run was submitted."""
         self.newest: Result | None = None
         """The result of the highest version evaluated."""
         self._active: tuple[int, GroupPipeline] | None = None
+
+    def change_scorer(self, change: RewardChange) -> None:
+        """From a group on another scorer judges, and with it the versions whose step begins there or later, of which none was evaluated."""
+        self._changes.append(change)
 
     @property
     def running(self) -> int | None:
@@ -160,8 +166,11 @@ class Evaluator:
             files = [shard.digest for shard in found.shards]
         tasks, first_answers = EvaluationTasks(version, files), self._config.first_answers
         config = PipelineConfig(record, self._config.dataset.items, lambda index: index, tasks, first_answers)
-        self._active = version, GroupPipeline(self._clients, config, self._queue, self._wake)
-        await self._active[1].dispatch(dict.fromkeys(range(len(self._config.dataset.items)), version), workers)
+        pipeline = GroupPipeline(self._clients, config, self._queue, self._wake)
+        for change in self._changes:
+            pipeline.change_scorer(change)
+        self._active = version, pipeline
+        await pipeline.dispatch(dict.fromkeys(range(len(self._config.dataset.items)), version), workers)
 
     async def _manifest(self, version: int) -> WeightManifest | Literal["deleted", "unknown"]:
         """The version's manifest; unknown if the weight store does not answer, and is asked again."""

@@ -28,7 +28,7 @@ from gradbus_conductor.groups.episodes import environment_answer, with_environme
 from gradbus_conductor.groups.first_answers import FirstAnswers
 from gradbus_conductor.groups.frozen_models import EntryField, EntryModel, FrozenModel, models_of, needs_scores, sequences_of
 from gradbus_conductor.groups.pending_group import PendingGroup
-from gradbus_conductor.groups.scorer import REFERENCE_SECONDS, RunScorer
+from gradbus_conductor.groups.scorer import REFERENCE_SECONDS, RunScorer, RunScorers
 from gradbus_conductor.groups.task_kinds import TRAINING, TaskSet
 from gradbus_conductor.groups.traces import GroupTraces, ServiceCall
 
@@ -96,10 +96,10 @@ class GroupJudge:
         self._needs_logprobs = bool(tasks.version_files) and not self._needs_scores
         self._traces = traces
         self._state = state
-        self._scorer = RunScorer.of(clients, run_id, spec, tasks.version_files)
+        self.scorers = RunScorers(clients, run_id, spec, tasks)
 
     async def judge(self, batch: Sequence[PendingGroup]) -> dict[int, LogEntry]:
-        """The complete entries, by index. The failures of the other groups are noted in the state.
+        """The complete entries, by index, of groups with one scorer. The failures of the other groups are noted in the state.
 
         A group may be in several calls. The call that brings its last answer makes its entry and asks the reference service.
         """
@@ -128,20 +128,20 @@ class GroupJudge:
         asked = {pending.ids[n]: (pending, n) for pending in batch for n in pending.unanswered()}
         if not asked:
             return
+        scorer = self.scorers.of(batch[0].index)
         with self._traces.call("score", (pending.index for pending in batch)) as call, self._state.scored:
             try:
-                for request in self._scorer.requests(batch, call):
-                    results = await self._scored(request)
+                for request in scorer.requests(batch, call):
+                    results = await self._scored(scorer, request)
                     self._take_answers([asked[sample.sample_id] for sample in request.samples], results, call)
             except AioRpcError as error:
                 _log.warning("scorer_unreachable", run_id=self._run_id, code=error.code().name, detail=error.details())
-                reason = describe_rpc_error(self._scorer.service, self._scorer.address, error)
+                reason = describe_rpc_error(scorer.service, scorer.address, error)
                 self._fail([pending for pending in batch if not pending.is_answered], reason, call)
 
-    async def _scored(self, request: ScoreRequest) -> dict[str, SampleReward]:
+    async def _scored(self, scorer: RunScorer, request: ScoreRequest) -> dict[str, SampleReward]:
         """The results of one call, by sample id. Raises AioRpcError."""
         began = time.monotonic()
-        scorer = self._scorer
         with self._state.first_answers.call(scorer.name, scorer.timeout) as is_first:
             response = await scorer.stub.Score(request, timeout=scorer.timeout, wait_for_ready=is_first)
         if any(result.status in _FINAL_ANSWERS for result in response.results):

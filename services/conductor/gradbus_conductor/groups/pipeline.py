@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from gradbus.bus import TaskQueue
 from gradbus.control.runs import RunRecord, WorkerPresence
 from gradbus.experience import GroupStore
+from gradbus.spec import RewardChange
 from gradbus.telemetry import Metrics, get_logger
 from gradbus.v1.group_pb2 import Group, LogEntry
 from gradbus_conductor.clients import Clients
@@ -79,6 +80,10 @@ class GroupPipeline:
     def reference_seconds(self) -> float:
         """Time in which at least one call of the reference was in flight."""
         return self._scoring.state.referenced.total()
+
+    def change_scorer(self, change: RewardChange) -> None:
+        """From a group on another scorer judges; none of its groups was dispatched yet."""
+        self._scoring.change_scorer(change)
 
     def export_metrics(self, metrics: Metrics, outstanding: Callable[[], Sized]) -> None:
         """Exports how many groups wait, by stage, and the time spent scoring. The values are computed when they are read."""

@@ -1,18 +1,20 @@
-"""What a run's scorer is asked, and where: the reward service, or the reference service for a reward model or a version of one."""
+"""What a run's scorers are asked, and where: the reward service, or the reference service for a reward model or a version of one."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from gradbus.algorithms import sequences
-from gradbus.spec import RunSpec
+from gradbus.spec import RewardChange, RewardSpec, RunSpec
 from gradbus.v1.reward_pb2 import ScoreRequest, ScoreSample
 from gradbus.v1.sample_pb2 import FINISH_REASON_STOP, Fork
 from gradbus_conductor.clients import Clients
 from gradbus_conductor.groups.call_sizes import divided, divided_by_group, fits_one_call
 from gradbus_conductor.groups.pending_group import PendingGroup
+from gradbus_conductor.groups.task_kinds import TaskSet
 from gradbus_conductor.groups.traces import ServiceCall
 
 if TYPE_CHECKING:
@@ -37,21 +39,24 @@ class RunScorer:
     run_id: str
     reward_json: str = ""
     """Empty for a reward model, which gets tokens instead of texts."""
+    is_users: bool = False
+    """Whether it is a service of the user's own, which may hang now and then."""
     version_files: Sequence[str] = ()
     """Of the version that scores, in the evaluation of a run that trains a reward model."""
 
     @classmethod
-    def of(cls, clients: Clients, run_id: str, spec: RunSpec, version_files: Sequence[str] = ()) -> RunScorer:
-        """The scorer that the spec names, or the version of these files."""
-        reward, addresses = spec.reward, clients.addresses
+    def of(cls, clients: Clients, run_id: str, reward: RewardSpec, version_files: Sequence[str] = ()) -> RunScorer:
+        """The scorer that the section names, or the version of these files."""
+        addresses = clients.addresses
         if reward.model is not None or version_files:
             name = f"the reward model, in the reference service at {addresses.reference}"
             timeout = max(reward.timeout_seconds, REFERENCE_SECONDS)
             stub, service = clients.reward_model, "the reference service"
             return cls(stub, service, addresses.reference, name, timeout, run_id, version_files=version_files)
         name = f"the scorer at {reward.service}" if reward.service else f"the grader, in the reward service at {addresses.reward}"
-        section = reward.model_dump_json(exclude={"model"})
-        return cls(clients.reward, "the reward service", addresses.reward, name, reward.timeout_seconds + _EXTRA_SECONDS, run_id, section)
+        timeout, section = reward.timeout_seconds + _EXTRA_SECONDS, reward.model_dump_json(exclude={"model", "changes"})
+        is_users = reward.service is not None
+        return cls(clients.reward, "the reward service", addresses.reward, name, timeout, run_id, section, is_users)
 
     def requests(self, batch: Sequence[PendingGroup], call: ServiceCall) -> Iterator[ScoreRequest]:
         """What each call sends; a request is made when its call is."""
@@ -70,6 +75,32 @@ class RunScorer:
         else:
             for part in divided([ScoreSample(**fields)] for fields in samples):
                 yield ScoreRequest(run_id=self.run_id, reward_json=self.reward_json, samples=part)
+
+
+class RunScorers:
+    """The scorers of a run, one after the other by the groups that they judge."""
+
+    def __init__(self, clients: Clients, run_id: str, spec: RunSpec, tasks: TaskSet) -> None:
+        self._clients = clients
+        self._run_id = run_id
+        self._tasks = tasks
+        self._groups_per_step = spec.schedule.groups_per_step
+        self._set(spec.reward)
+
+    def of(self, index: int) -> RunScorer:
+        """The scorer of a group."""
+        if not self._starts:
+            return self._scorers[0]
+        return self._scorers[bisect_right(self._starts, self._tasks.judged_as(index, self._groups_per_step))]
+
+    def change(self, change: RewardChange) -> None:
+        """Adds a scorer, which judges groups from one on that nobody has asked for yet."""
+        self._set(self._reward.with_change(change))
+
+    def _set(self, reward: RewardSpec) -> None:
+        self._reward = reward
+        self._scorers = [RunScorer.of(self._clients, self._run_id, section, self._tasks.version_files) for section in reward.in_turn]
+        self._starts = [change.from_group for change in reward.changes]
 
 
 def _text_samples(pending: PendingGroup, call: ServiceCall) -> Iterator[dict[str, Any]]:

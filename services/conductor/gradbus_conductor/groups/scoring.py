@@ -14,7 +14,7 @@ from itertools import accumulate, islice
 from statistics import median
 
 from gradbus.aio.tasks import cancel_and_wait
-from gradbus.spec import RunSpec
+from gradbus.spec import RewardChange, RunSpec
 from gradbus.telemetry import get_logger
 from gradbus.v1.group_pb2 import Group, LogEntry
 from gradbus_conductor.clients import Clients
@@ -64,14 +64,17 @@ class Scoring:
         self._run_id = run_id
         self._done = done
         self._timeout = spec.reward.timeout_seconds
-        # A grader's processes are the run's own: what hangs there is found and ended by the reward service.
-        self._repeats = self._max_repeats = _MAX_REPEATS if spec.reward.service is not None else 0.0
+        self._repeats = _MAX_REPEATS
         self._waiting: dict[int, PendingGroup] = {}
         self._calls: dict[asyncio.Task[None], _Call] = {}
         self._batch_size = _MAX_GROUPS_PER_CALL
         self.state = ScoringState()
         self._first_call: float | None = None
         self._judge = GroupJudge(clients, run_id, spec, traces, self.state, tasks)
+
+    def change_scorer(self, change: RewardChange) -> None:
+        """From a group on another scorer judges; none of its groups was submitted yet."""
+        self._judge.scorers.change(change)
 
     def submit(self, groups: Iterable[tuple[Group, str]]) -> Sequence[PendingGroup]:
         """Takes sampled groups, each with its dataset row as JSON; returns them, read."""
@@ -101,8 +104,11 @@ class Scoring:
         # Every waiting group goes into one call, up to a bound; a slow scorer gets several calls side by side.
         while self._waiting and len(self._calls) < _MAX_CALLS:
             # Groups that failed before have calls of their own: the scorer may hang on one of them again.
-            retried = next(iter(self._waiting.values())).attempts > 0
-            alike = (pending for pending in self._waiting.values() if (pending.attempts > 0) == retried)
+            first, scorer_of = next(iter(self._waiting.values())), self._judge.scorers.of
+            retried, scorer = first.attempts > 0, scorer_of(first.index)
+            alike = (
+                pending for pending in self._waiting.values() if (pending.attempts > 0) == retried and scorer_of(pending.index) is scorer
+            )
             batch = _fitting(list(islice(alike, self._batch_size)))
             for pending in batch:
                 del self._waiting[pending.index]
@@ -116,8 +122,8 @@ class Scoring:
         task = asyncio.create_task(self._process(batch), name="score")
         call = self._calls[task] = _Call(batch, is_repeat)
         task.add_done_callback(self._on_call_done)
-        if not self._max_repeats:
-            return
+        if not self._judge.scorers.of(batch[0].index).is_users:
+            return  # a grader's processes are the run's own: what hangs there is found and ended by the reward service
         late = _late_after(self.state.call_seconds, sum(len(pending.unanswered()) for pending in batch))
         if late < self._timeout:
             call.timer = asyncio.get_running_loop().call_later(late, self._repeat, call)
@@ -161,7 +167,7 @@ class Scoring:
             for pending in batch:
                 pending.calls -= 1
         if judged:
-            self._repeats = min(self._max_repeats, self._repeats + _REPEATS_PER_ANSWER)
+            self._repeats = min(_MAX_REPEATS, self._repeats + _REPEATS_PER_ANSWER)
         self._batch_size = _next_batch_size(self._batch_size, len(batch), any_judged=bool(judged))
         wanted = [pending for pending in batch if pending.index in self.state.wanted]
         self.forget(pending.index for pending in wanted if pending.index in judged)

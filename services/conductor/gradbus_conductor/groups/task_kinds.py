@@ -44,6 +44,10 @@ class TaskSet(Protocol):
         """Indexes of the groups that a worker is sampling."""
         ...
 
+    def judged_as(self, index: int, groups_per_step: int) -> int:
+        """The training group whose scorer judges this group."""
+        ...
+
     async def get(self, store: GroupStore, indexes: Sequence[int]) -> dict[int, Group]:
         """Sampled groups in the buffer, by index."""
         ...
@@ -75,6 +79,9 @@ class TrainingTasks:
     def claims(self, worker: WorkerPresence) -> Sequence[int]:  # noqa: D102
         return worker.claims
 
+    def judged_as(self, index: int, groups_per_step: int) -> int:  # noqa: ARG002, D102
+        return index
+
     async def get(self, store: GroupStore, indexes: Sequence[int]) -> dict[int, Group]:  # noqa: D102
         return await store.get(indexes)
 
@@ -104,6 +111,10 @@ class EvaluationTasks:
 
     def claims(self, worker: WorkerPresence) -> Sequence[int]:  # noqa: D102
         return [index for version, index in worker.evaluation_claims if version == self.version]
+
+    def judged_as(self, index: int, groups_per_step: int) -> int:  # noqa: ARG002
+        """All held-out rows of a version as the first group of the step that trains it."""
+        return self.version * groups_per_step
 
     async def get(self, store: GroupStore, indexes: Sequence[int]) -> dict[int, Group]:  # noqa: D102
         return await store.get_evaluation(self.version, indexes)

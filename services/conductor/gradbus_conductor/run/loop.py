@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 from gradbus.bus import TaskQueue, subjects
 from gradbus.control.runs import DesiredState, RunState, RunStatus
 from gradbus.experience import ExperienceLog, GroupStore
+from gradbus.spec import RewardChange
 from gradbus.v1.task_pb2 import TASK_KIND_TRAIN, GroupsSampled
 from gradbus.v1.weights_pb2 import TrainerProgress
 from gradbus_conductor.evaluation.evaluator import EvaluationConfig, Evaluator
@@ -35,6 +36,7 @@ from gradbus_conductor.run.stall import Blockers, StallDetector
 from gradbus_conductor.run.status import RunSnapshot
 from gradbus_conductor.run.trainers import TrainerWatch
 from gradbus_conductor.schedules.of_run import schedule_for
+from gradbus_conductor.schedules.scorers import ScorerSchedule
 
 _TICK_SECONDS = 0.5
 _SCORING_GRACE_SECONDS = 3.0
@@ -65,6 +67,7 @@ class RunLoop:
         self._admission = GroupAdmission(context, self._log, self._schedule, self._pipeline, self._learning_signal)
         self._groups = GroupStore(clients.buffer, record.run_id, journaled=record.spec.may_have_journal)
         self._buffer_quota = BufferQuota(self._log, self._groups, clients.run_buffer_bytes)
+        self._scorers = ScorerSchedule(context.runs_bucket, record, status.events)
         self._checkpoints = CheckpointArchiver(context, self._log, self._heads)
         self._trainer_watch = TrainerWatch(record, context.runs, context.pool)
         self._preparation = PreparationWatch(record.run_id, context.pool.live)
@@ -82,6 +85,7 @@ class RunLoop:
         """Runs passes until the run is over, or is paused and yields its trainer. Raises FencedError when another conductor has the run."""
         async with self._heads.follow(self._context.clients.bus), self._subscribed():
             try:
+                self._take(await self._scorers.recover())
                 await self._recover()
                 await self._queue.purge()  # nobody has fetched these tasks, and this conductor dispatches what is missing
                 self._register_outstanding()
@@ -120,6 +124,7 @@ class RunLoop:
             workers = self._context.pool.count_serving(self._context.run_id, "rollout")
             await self._evaluator.advance(self._heads.version, workers)
             await self._dispatch_new(workers)
+            await self._change_scorer()
             await self._repair()
         await self._checkpoints.archive()
         is_complete = self._is_complete()
@@ -190,6 +195,24 @@ class RunLoop:
             self._register_outstanding()
         elif groups := self._new_groups():
             await self._pipeline.dispatch(groups, workers)
+
+    async def _change_scorer(self) -> None:
+        """Gives the run the scorers that its user asks for, from the next group on that is not dispatched.
+
+        The next version may be under evaluation already, as the groups of its step are judged.
+        """
+        wanted, first = self._context.runs.wanted_scorers(self._context.run_id), 0
+        if self._heads.version >= 0:
+            if not self._is_registered:
+                return
+            under_evaluation = (self._heads.version + 2) * self._context.record.spec.schedule.groups_per_step
+            first = max(self._schedule.next_group, under_evaluation)
+        self._take(await self._scorers.decide(wanted, first))
+
+    def _take(self, changes: Iterable[RewardChange]) -> None:
+        for change in changes:
+            self._pipeline.change_scorer(change)
+            self._evaluator.change_scorer(change)
 
     def _new_groups(self) -> dict[int, int]:
         """Groups that the newest version and its evaluation allow, index to version; the schedule counts them as outstanding then."""

@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 
 from gradbus.bus import Bucket, Buckets, Conflict, Entry, EventLog
 from gradbus.control.runs import DELETED_SECONDS, FINAL_STATES, RunRecord, RunStatus, deletion_key
+from gradbus.control.scorers import SCORERS, WANTED_SCORERS
 from gradbus.errors import CorruptRecordError, GradbusError
 from gradbus.experience import GroupStore
 from gradbus.experience.archive import remove_archive
@@ -90,7 +91,7 @@ class RunDeletion:
         await EventLog(self._clients.bus, run_id).remove()
         # Before the spec: a request that read the key earlier finds out that its run was deleted, and creates another one.
         await self._remove_idempotency_key(spec, run_id)
-        for kind in ("evaluations", "spec", "status"):
+        for kind in ("evaluations", WANTED_SCORERS, SCORERS, "spec", "status"):
             await self._bucket.purge(f"{run_id}.{kind}")
         await self._bucket.put_for(deletion_key(run_id), b"true", DELETED_SECONDS)
         with contextlib.suppress(Conflict):  # another conductor was first

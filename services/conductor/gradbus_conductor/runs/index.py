@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from gradbus.bus import View
 from gradbus.control.runs import FINAL_STATES, DesiredState, RunState, RunStatus, read_run
+from gradbus.control.scorers import WANTED_SCORERS
 from gradbus.errors import CorruptRecordError
 from gradbus.spec import DEFAULT_QUEUE
 from gradbus_conductor.runs.turns import TrainerTurns
@@ -93,6 +94,10 @@ class RunIndex:
     def desired(self, run_id: str) -> DesiredState:
         """The state that the user requests."""
         return self._desired.get(run_id, "running")
+
+    def wanted_scorers(self, run_id: str) -> bytes | None:
+        """The scorers that the user asked for since the run was submitted, as stored."""
+        return self._runs.get(f"{run_id}.{WANTED_SCORERS}")
 
     def place(self, run_id: str) -> Place | None:
         """What the run needs; None for a run without a spec."""

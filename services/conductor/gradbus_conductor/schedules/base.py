@@ -52,6 +52,11 @@ class Schedule(Protocol):
         """New groups that may be sampled now that version `head` is published; they count as dispatched."""
         ...
 
+    @property
+    def next_group(self) -> int:
+        """The first group that was not dispatched yet."""
+        ...
+
     def outstanding(self) -> dict[int, int]:
         """Index to version of every group dispatched and not yet in the log."""
         ...

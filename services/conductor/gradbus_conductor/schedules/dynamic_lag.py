@@ -45,6 +45,10 @@ class DynamicLag:
         self._head = max(self._head, head)
         return self._follow() if self._step <= self._last else []
 
+    @property
+    def next_group(self) -> int:  # noqa: D102
+        return self._next
+
     def outstanding(self) -> dict[int, int]:  # noqa: D102
         return self._outstanding
 

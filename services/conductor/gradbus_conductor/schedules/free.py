@@ -49,6 +49,10 @@ class Free:
         self._outstanding.update((item.index, item.version) for item in new)
         return new
 
+    @property
+    def next_group(self) -> int:  # noqa: D102
+        return self._next
+
     def outstanding(self) -> dict[int, int]:  # noqa: D102
         return self._outstanding
 

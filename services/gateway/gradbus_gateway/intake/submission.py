@@ -17,7 +17,7 @@ from gradbus.control.condemned import CondemnedBlobs
 from gradbus.control.runs import RunRecord
 from gradbus.errors import SpecError, first_line
 from gradbus.ids import digests_in, new_run_id
-from gradbus.spec import RunSpec, refuse_unstorable
+from gradbus.spec import RewardChange, RunSpec, refuse_unstorable
 from gradbus.strict_json import collection_paused
 from gradbus_gateway.http.problems import ProblemError
 from gradbus_gateway.intake.check_turns import CheckTurns
@@ -143,6 +143,10 @@ class RunIntake:
     async def check(self, body: object, key_id: str) -> RunSpec:
         """The spec that a run of this submission would have. Raises SpecError with every fault."""
         return await self._specs.accept(body, key_id)
+
+    async def check_scorer(self, spec: RunSpec, body: object, key_id: str) -> RewardChange:
+        """The scorer that a run with this spec is to have from now on. Raises SpecError with every fault."""
+        return await self._specs.accept_scorer(spec, body, key_id)
 
     async def _earlier_run(self, key: str, body: str) -> Run | None:
         record = await self._keys.get(key)

@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, Field
 
 from gradbus.ids import digest_of_json
-from gradbus.spec import AncestorSpec, RunSpec
+from gradbus.spec import AncestorSpec, RewardChange, RunSpec
 from gradbus.v1.group_pb2 import Group, LogEntry, Verdict
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
 from gradbus_gateway.resources.logged_group import sequences
@@ -18,22 +18,28 @@ from gradbus_gateway.resources.public_text import enum_word, public_text
 class ScorerResource(BaseModel):
     """What judged the samples of a run."""
 
-    section: str = Field(description="Of the spec: `reward`, `reward.shadow.<name>` (never trained), `environment` or `teacher`.")
+    section: str = Field(
+        description="Of the spec: `reward`, `reward.changes.<n>`, `reward.shadow.<name>` (never trained), `environment` or `teacher`."
+    )
     kind: Literal["grader", "service", "model", "environment", "agent"]
     name: str = Field(description="The grader's type, the service's address, or where the model comes from.")
     version: str = Field(
         description="Digest of what the spec says of it, sources and model files included. A service may change behind its address."
     )
+    from_group: int = Field(0, description="Index of the first group that it judged; a scorer of `reward` judged up to the next one's.")
 
     @classmethod
     def all_of(cls, spec: RunSpec) -> Iterator[Self]:
-        """Those of a run, each of which judges all its samples, from the first to the last."""
+        """Those of a run, in the order of its spec."""
         for section, scorer in spec.reward.scorers.items():
-            version = digest_of_json(scorer.model_dump(mode="json", exclude={"shadow", "timeout_seconds", "model"}))
+            first = scorer.from_group if isinstance(scorer, RewardChange) else 0
+            version = digest_of_json(
+                scorer.model_dump(mode="json", exclude={"shadow", "timeout_seconds", "model", "changes", "from_group"})
+            )
             if scorer.grader is not None:
-                yield cls(section=section, kind="grader", name=scorer.grader.type, version=version)
+                yield cls(section=section, kind="grader", name=scorer.grader.type, version=version, from_group=first)
             elif scorer.service is not None:
-                yield cls(section=section, kind="service", name=scorer.service, version=version)
+                yield cls(section=section, kind="service", name=scorer.service, version=version, from_group=first)
         if (model := spec.reward.model) is not None:
             yield cls(section="reward", kind="model", name=model.source, version=digest_of_json(model.files))
         if (world := spec.environment) is not None:

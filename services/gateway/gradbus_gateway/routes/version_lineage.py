@@ -38,7 +38,7 @@ async def get_version_lineage(
 ) -> VersionLineageResource:
     """The groups of all steps before it, archived ones included, and what judged them. Of long prompts a page has fewer groups."""
     run = await gateway.runs.get(run_id)
-    spec = run.record.spec
+    spec = await gateway.runs.changed_spec(run)
     digest = await _digest(gateway, run, version)
     steps = range(version) if step is None else range(step, min(step + 1, version))
     found: list[tuple[int, TrainedGroup]] = []

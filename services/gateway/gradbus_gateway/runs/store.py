@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
+from pydantic import ValidationError
+
 from gradbus.bus import Bucket, Conflict, Entry
 from gradbus.control.runs import DELETED, FINAL_STATES, DesiredState, RunRecord, RunState, RunStatus, deletion_key, read_run
-from gradbus.errors import CorruptRecordError, SettingsError
+from gradbus.control.scorers import SCORERS, WANTED_SCORERS, ScorerChanges
+from gradbus.errors import CorruptRecordError, SettingsError, first_line
 from gradbus.ids import checked_name
+from gradbus.spec import MAX_CHANGES, RewardChange, RunSpec
 from gradbus_gateway.http.problems import ProblemError, no_such_run, unreadable_run
 
 Action = Literal["cancel", "pause", "resume"]
 _DESIRED: Final[dict[Action, DesiredState]] = {"cancel": "cancelled", "pause": "paused", "resume": "running"}
 _ATTEMPTS = 5
+_MAX_SCORER_BYTES = 2 << 20
+"""Of all scorers that a run is given; half of what NATS stores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +120,41 @@ class RunStore:
                 return replace(run, desired=desired)
         raise _concurrent_change(run_id)
 
+    async def scorers(self, run_id: str) -> tuple[ScorerChanges, ScorerChanges]:
+        """The scorers that the run was given since its submission: those asked for, and those decided. Raises `unreadable-run`."""
+        wanted, decided = await asyncio.gather(*(self._bucket.get(f"{run_id}.{key}") for key in (WANTED_SCORERS, SCORERS)))
+        try:
+            return _scorers(wanted), _scorers(decided)
+        except ValidationError as error:
+            raise unreadable_run(f"the scorers of run {run_id} cannot be read: {first_line(error)}") from None
+
+    async def changed_spec(self, run: Run) -> RunSpec:
+        """The run's spec with the scorers that it was given since its submission. Raises `unreadable-run`."""
+        _, decided = await self.scorers(run.run_id)
+        return decided.applied(run.record.spec)
+
+    async def change_scorer(self, run_id: str, change: RewardChange) -> None:
+        """Asks for a scorer from now on; no error if it is the one that was asked for last.
+
+        Raises the problems 404 and `unreadable-run`, and 409 for a run that ends or was given too many scorers.
+        """
+        key = f"{run_id}.{WANTED_SCORERS}"
+        for _ in range(_ATTEMPTS):
+            run, stored = await self.get(run_id), await self._bucket.get(key)
+            if run.is_final or run.desired == "cancelled":
+                detail = f"run {run_id} is {run.state}: its groups are judged; submit a new run instead"
+                raise ProblemError(409, "state-forbids", detail)
+            wanted = _scorers(stored)
+            if wanted.changes and wanted.changes[-1] == change:
+                return
+            value = wanted.added(change).to_bytes()
+            if len(wanted.changes) + len(run.record.spec.reward.changes) >= MAX_CHANGES or len(value) > _MAX_SCORER_BYTES:
+                raise ProblemError(409, "too-many-scorers", f"run {run_id} has had too many scorers; fork it with the new one instead")
+            with contextlib.suppress(Conflict):
+                await (self._bucket.update(key, value, stored.revision) if stored else self._bucket.create(key, value))
+                return
+        raise _concurrent_change(run_id)
+
     async def delete(self, run_id: str) -> None:
         """Requests that a finished run is deleted; no error if that was requested before, for a day after it is gone.
 
@@ -184,6 +226,10 @@ class _Stored:
             return Run(*read_run(run_id, self.spec.value, *values))
         except CorruptRecordError as error:
             raise unreadable_run(str(error)) from None
+
+
+def _scorers(stored: Entry | None) -> ScorerChanges:
+    return ScorerChanges.parse(stored.value if stored else None)
 
 
 def _concurrent_change(run_id: str) -> ProblemError:

@@ -69,8 +69,8 @@ class RunModels:
         return VersionFolder(files, _lineage(parent, manifest))
 
     async def spec(self, found: VersionFolder) -> RunSpec:
-        """The spec of the run whose version was found. Raises the problem 404 if it has been deleted meanwhile."""
-        return (await self._runs.get(found.lineage.ancestors[0].run)).record.spec
+        """The spec of the run whose version was found, as it is now. Raises the problem 404 if it has been deleted meanwhile."""
+        return await self._runs.changed_spec(await self._runs.get(found.lineage.ancestors[0].run))
 
     async def keep(self, found: VersionFolder) -> bool:
         """Whether the files are still stored, to be called after the run that names them was: from then on nobody deletes them.

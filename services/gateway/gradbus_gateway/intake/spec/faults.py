@@ -166,8 +166,8 @@ def evaluation_faults(evaluation: EvaluationSpec, data: DataSpec | None, reward:
     """Faults of an evaluation without held-out rows, or by a metric that the grader does not have."""
     if data and data.eval is None and evaluation != EvaluationSpec():
         yield Fault("data.eval", "an evaluation needs held-out rows", "no `eval`", "a JSON Lines file, or a spec without [evaluation]")
-    if reward:
-        yield from _metric_faults(reward, evaluation.metric)
+    for section in reward.in_turn if reward else ():
+        yield from _metric_faults(section, evaluation.metric)
 
 
 def _metric_faults(reward: RewardSpec, metric: str) -> Iterator[Fault]:

@@ -18,6 +18,7 @@ from gradbus.spec import (
     EnvironmentSpec,
     EvaluationSpec,
     ModelSpec,
+    RewardChange,
     RewardSpec,
     RolloutSpec,
     RunSpec,
@@ -121,6 +122,33 @@ class SpecIntake:
             raise SpecError([fault])
         return spec
 
+    async def accept_scorer(self, spec: RunSpec, body: object, caller: str) -> RewardChange:
+        """A scorer for a run with this spec. Raises SpecError with the faults that it would have as a change in the spec."""
+        if fault := self._fixed_scorer(spec):
+            raise SpecError([fault])
+        if not isinstance(body, Mapping):
+            raise SpecError([Fault("(body)", "a scorer is an object", allowed="an object with `grader` or `service`")])
+        sections = spec.model_dump(mode="json")
+        sections["reward"]["changes"] = [{"from_group": 0, **body}]
+        try:
+            changed = await asyncio.to_thread(parse_spec, sections)
+            data, faults = await self._datasets.store(changed.data, columns_of(changed.kind, changed.data), caller)
+            async with self._graders.turn(caller):
+                faults = [*faults, *await asyncio.to_thread(lambda: self._code_faults(changed.reward, data, None))]
+            if faults := [*faults, *need_faults(changed), *evaluation_faults(changed.evaluation, changed.data, changed.reward)]:
+                raise SpecError(faults)
+        except SpecError as error:
+            raise SpecError([replace(fault, path=_field_of_scorer(fault.path)) for fault in error.faults]) from None
+        return changed.reward.changes[0]
+
+    def _fixed_scorer(self, spec: RunSpec) -> Fault | None:
+        """Why the scorer of this run stays what it is; None if it may change."""
+        if self._settings.reward_service:
+            return Fault("(body)", "the operator's scorer judges the runs of this server", allowed="no change")
+        if not spec.has_scorer or spec.reward.model is not None:
+            return Fault("(body)", "no grader and no service judges this run", allowed="a run whose [reward] has `grader` or `service`")
+        return None
+
     async def keep_model(self, spec: RunSpec) -> None:
         """To be called once a run with this spec is stored: from then on nobody deletes its model.
 
@@ -185,6 +213,11 @@ def _reads_reward(body: Mapping[str, Any]) -> bool:
         return False  # the environment gives the rewards
     algorithm, data = _valid(AlgorithmSpec, body.get("algorithm", {})), body.get("data")
     return algorithm is None or algorithm.reads_rewards or (isinstance(data, Mapping) and data.get("eval") is not None)
+
+
+def _field_of_scorer(path: str) -> str:
+    """The path of a fault of the first change, within its scorer."""
+    return "(body)" if path == "reward.changes.0" else path.removeprefix("reward.changes.0.")
 
 
 def _valid(kind: type[Section], value: object) -> Section | None:

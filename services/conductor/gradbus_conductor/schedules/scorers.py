@@ -1,0 +1,63 @@
+"""From which group on a scorer judges that a user gives a live run."""
+
+from __future__ import annotations
+
+from gradbus.bus import Bucket, EventLog, OwnedKey
+from gradbus.control.runs import RunRecord
+from gradbus.control.scorers import SCORERS, ScorerChanges
+from gradbus.spec import RewardChange
+from gradbus.telemetry import get_logger
+
+_log = get_logger(__name__)
+
+
+class ScorerSchedule:
+    """Decides from which group on a new scorer judges, once and for all.
+
+    The group is one that nobody has dispatched, so no sample was judged by another scorer, and whoever continues the run judges by the
+    same one. The decision is stored before the group is dispatched.
+    """
+
+    def __init__(self, runs_bucket: Bucket, record: RunRecord, events: EventLog) -> None:
+        self._record = record
+        self._events = events
+        self._stored = OwnedKey(runs_bucket, f"{record.run_id}.{SCORERS}")
+        self._decided = ScorerChanges()
+        self._seen: bytes | None = None
+        """The wanted changes that were last looked at."""
+
+    async def recover(self) -> tuple[RewardChange, ...]:
+        """The decisions of earlier conductors, which can make no more from then on. Raises FencedError."""
+        self._decided = ScorerChanges.parse(await self._stored.read())
+        await self._stored.write(self._decided.to_bytes())
+        return self._decided.changes
+
+    async def decide(self, wanted: bytes | None, first: int) -> tuple[RewardChange, ...]:
+        """The wanted changes that this call decides. Groups before `first` may be judged already. Raises FencedError."""
+        if wanted == self._seen:
+            return ()
+        before = self._decided
+        decided = before
+        for change in ScorerChanges.parse(wanted).undecided(before):
+            group = self._free(max(first, change.from_group), decided)
+            decided = decided.added(change.model_copy(update={"from_group": group}))
+        if decided != before:
+            await self._stored.write(decided.to_bytes())
+        self._decided, self._seen = decided, wanted
+        new = decided.undecided(before)
+        for change in new:
+            self._report(change)
+        return new
+
+    def _free(self, group: int, decided: ScorerChanges) -> int:
+        """The first group from this one on with which no other scorer begins."""
+        taken = {change.from_group for change in decided.applied(self._record.spec).reward.changes}
+        while group in taken:
+            group += 1
+        return group
+
+    def _report(self, change: RewardChange) -> None:
+        data = {"from_group": change.from_group, "scorer": change.name}
+        _log.info("scorer_changed", run_id=self._record.run_id, **data)
+        key = f"scorer:{change.from_group}"
+        self._events.emit("scorer", f"from group {change.from_group} on, {change.name} judges", data, key=key)
