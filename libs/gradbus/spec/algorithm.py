@@ -11,6 +11,7 @@ from gradbus.spec.sections import Flag, Integer, Number, Section
 
 Bound = Annotated[Number, Field(ge=0.0, le=1e9)]
 Coefficient = Annotated[Number, Field(ge=0.0, le=1000.0)]
+GammaCurve = tuple[Annotated[Number, Field(ge=0.1, le=10.0)], Annotated[Number, Field(ge=0.1, le=10.0)]]
 Whiten = Literal["none", "samples", "tokens"]
 
 
@@ -65,7 +66,7 @@ class TrustRegionSpec(Section):
     ratio: Literal["token", "sequence", "product"] = Field(
         "token", description="One ratio a token, or one a sequence: the geometric mean or the product of its tokens'."
     )
-    trust_region: Literal["clip", "log_clip", "cap", "band", "mass", "soft", "none"] = Field(
+    trust_region: Literal["clip", "log_clip", "cap", "band", "mass", "soft", "gamma", "none"] = Field(
         "clip", description="What bounds the change of the policy in a step."
     )
     clip: tuple[Bound, Bound] | None = Field((0.2, 0.2), description="Lower and upper bound of the trust region.")
@@ -74,6 +75,9 @@ class TrustRegionSpec(Section):
     )
     soft_temperatures: tuple[Annotated[Number, Field(gt=0.0, le=1e3)], Annotated[Number, Field(gt=0.0, le=1e3)]] | None = Field(
         None, description="`soft`: steepness for positive and for other advantages."
+    )
+    gamma_curves: tuple[GammaCurve, GammaCurve] | None = Field(
+        None, description="`gamma`: power and rate of the weight, for positive and for other advantages."
     )
     sequence_mask: tuple[Bound, Bound] | None = Field(
         None, description="A sequence whose geometric mean of ratios lies outside of these bounds does not move the policy."

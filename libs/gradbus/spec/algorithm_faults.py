@@ -19,7 +19,12 @@ _BOUNDED: Final = {
     "mass": "[lower in (0, 1), upper in (0, 1)]: how far the probability of a token may fall and rise",
 }
 """The trust regions with bounds."""
-_SEQUENCE_REGIONS: Final = ("clip", "log_clip", "none")
+_SEQUENCE_REGIONS: Final = ("clip", "log_clip", "gamma", "none")
+_CURVED: Final = {
+    "soft": ("soft_temperatures", "two temperatures", "[1.0, 1.05]"),
+    "gamma": ("gamma_curves", "two pairs of a power and a rate", "[[2.0, 3.0], [3.0, 2.0]]"),
+}
+"""The trust regions with curves: the field that has their numbers, what these are, and an example."""
 _SEQUENCE_MEANS: Final = {"sequence": ("sequence", "constant"), "product": ("sequence",)}
 """By level of the ratio. LUSPO weighs the geometric mean by the length of its sequence, to undo the mean's own 1 / length."""
 _NO_BASELINE: Final = ("reinforce", "gae")
@@ -173,10 +178,12 @@ def _bound_faults(spec: AlgorithmSpec) -> Iterator[Fault]:
         yield _unread("algorithm.clip", spec, spec.clip, " or ".join(_BOUNDED))
     if region != "clip" and spec.dual_clip is not None:
         yield _unread("algorithm.dual_clip", spec, spec.dual_clip, "clip")
-    if region == "soft" and spec.soft_temperatures is None:
-        yield Fault("algorithm.soft_temperatures", "trust_region = soft needs two temperatures", "none", "for example [1.0, 1.05]")
-    if region != "soft" and spec.soft_temperatures is not None:
-        yield _unread("algorithm.soft_temperatures", spec, spec.soft_temperatures, "soft")
+    for curved, (field, numbers, example) in _CURVED.items():
+        given = getattr(spec, field)
+        if region == curved and given is None:
+            yield Fault(f"algorithm.{field}", f"trust_region = {region} needs {numbers}", "none", f"for example {example}")
+        if region != curved and given is not None:
+            yield _unread(f"algorithm.{field}", spec, given, curved)
     if spec.sequence_mask is not None and not spec.sequence_mask[0] < 1.0 < spec.sequence_mask[1]:
         message = "the mean ratio of a sequence that no update moved is 1"
         yield Fault("algorithm.sequence_mask", message, json.dumps(spec.sequence_mask), "[lower < 1, upper > 1]")
@@ -203,7 +210,8 @@ def _ratio_faults(spec: AlgorithmSpec) -> Iterator[Fault]:
     if spec.ratio != "token" and region not in _SEQUENCE_REGIONS:
         message = f"trust_region = {region} is defined on the ratios of tokens"
         yield Fault("algorithm.ratio", message, f'"{spec.ratio}"', f'"token", or trust_region = {" or ".join(_SEQUENCE_REGIONS)}')
-    if spec.ratio != "token" and spec.aggregate not in (allowed := _SEQUENCE_MEANS[spec.ratio]):
+    weighs_ratio = spec.ratio != "token" and region != "gamma"  # which weighs each token's own log-probability
+    if weighs_ratio and spec.aggregate not in (allowed := _SEQUENCE_MEANS[spec.ratio]):
         message = "a sequence has one ratio, and this mean would weigh it by its length"
         yield Fault("algorithm.aggregate", message, f'"{spec.aggregate}"', " or ".join(f'"{name}"' for name in allowed))
 

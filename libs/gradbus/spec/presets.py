@@ -52,6 +52,11 @@ ABOUT: Final[Mapping[str, Preset]] = {
     "sapo": Preset(
         "2511.20347", "a bound without a jump", {"trust_region": "soft", "soft_temperatures": (1.0, 1.05), "aggregate": "sequence"}
     ),
+    "vespo": Preset(
+        "2602.10693",
+        "stale samples: the weight of a whole answer fades, without a jump, as its probability moves",
+        {"ratio": "product", "trust_region": "gamma", "gamma_curves": ((2.0, 3.0), (3.0, 2.0))},
+    ),
     # The drift is that of prime-rl, whose default loss it is.
     "dppo": Preset(
         "2602.04879",
@@ -178,7 +183,7 @@ CRITICS: Final[Mapping[str, _Values]] = {
 }
 """Of the presets with a critic: the fields of `[trainer.critic]`, with the numbers of the same papers."""
 
-_UNREAD: Final[_Values] = {"clip": None, "dual_clip": None, "soft_temperatures": None}
+_UNREAD: Final[_Values] = {"clip": None, "dual_clip": None, "soft_temperatures": None, "gamma_curves": None}
 _BOUNDS: Final[Mapping[str, _Values]] = {
     "clip": {"clip": (0.2, 0.2)},
     "log_clip": {"clip": (0.4, 0.4)},
@@ -186,6 +191,7 @@ _BOUNDS: Final[Mapping[str, _Values]] = {
     "band": {"clip": (0.5, 4.0)},
     "mass": {"clip": (0.2, 0.2)},
     "soft": {"soft_temperatures": (1.0, 1.05)},
+    "gamma": {"gamma_curves": ((2.0, 3.0), (3.0, 2.0))},
     "none": {},
 }
 """The bounds of each trust region where neither the spec nor its preset sets them."""
