@@ -32,6 +32,18 @@ class EntropyControlSpec(Section):
     max_coefficient: Annotated[Number, Field(gt=0.0, le=1e3)] = Field(1.0, description="The weight stays within 0 and this.")
 
 
+class CovarianceClipSpec(Section):
+    """Leaves out some of the tokens whose advantage and log-probability are large together, which lower the entropy most.
+
+    Clip-Cov, arXiv:2505.22617.
+    """
+
+    share: Annotated[Number, Field(gt=0.0, le=1.0)] = Field(
+        2e-4, description="Of the step's trainable tokens; at least one token, if one is within the bounds."
+    )
+    bounds: tuple[Bound, Bound] = Field((1.0, 5.0), description="Between which a token's covariance makes it one to choose from.")
+
+
 class AdvantageSpec(Section):
     """From the rewards of a group to the advantages of its samples."""
 
@@ -90,7 +102,11 @@ class TrustRegionSpec(Section):
         description="Tokens of a step do not move the policy, those with the largest squared log-ratio first, until the mean of the rest "
         "is below this.",
     )
-
+    covariance_clip: CovarianceClipSpec | None = Field(
+        None,
+        description="Some tokens of a step do not move the policy, chosen at random from those of a high covariance of advantage and "
+        "log-probability.",
+    )
     centering: Annotated[Integer, Field(ge=1, le=128)] | None = Field(
         None,
         description="Takes the mean of the score under the policy that sampled from each token's, by the sampler's so many most likely "

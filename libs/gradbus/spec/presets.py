@@ -73,6 +73,12 @@ ABOUT: Final[Mapping[str, Preset]] = {
         "samples that are many versions old: [only outliers are bounded](#outliers-of-a-step)",
         {"trust_region": "none", "second_moment": 0.04},
     ),
+    # The wide clip is that of its runs.
+    "clip_cov": Preset(
+        "2505.22617",
+        "long runs: [the few tokens that take the most entropy](#tokens-of-high-covariance) are left out at random",
+        {"clip": (1.0, 1.0), "dual_clip": 10.0, "covariance_clip": {"share": 2e-4, "bounds": (1.0, 5.0)}},
+    ),
     # Of the importance sampling that is truncated at 2.
     "score_centering": Preset(
         "2609.20807",
