@@ -19,10 +19,10 @@ from datasets import Dataset
 from torch import Tensor
 from trl import GRPOConfig, GRPOTrainer
 
-from gradbus_kernels.operators import PolicySettings, PolicyTokens, linear_grpo_loss, linear_logprob
+from gradbus_kernels.operators import Curves, PolicySettings, PolicyTokens, linear_grpo_loss, linear_logprob
 
-LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")
-REGIONS = {"cispo": "cap", "sapo": "soft"}
+LOSSES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "vespo")
+REGIONS = {"cispo": "cap", "sapo": "soft", "vespo": "gamma"}
 """The trust region of a loss that does not clip."""
 
 
@@ -47,7 +47,7 @@ class FusedGRPOTrainer(GRPOTrainer):
 
     def _clipped(self, ratios: Tensor, advantages: Tensor, mask: Tensor) -> dict[str, Tensor]:
         """Fractions of tokens (or of sequences, with one ratio each) whose loss is the clipped term; the sign of the advantage decides."""
-        if self.loss_type == "sapo":
+        if self.loss_type in {"sapo", "vespo"}:
             return {}
         if self.importance_sampling_level == "sequence":
             ratios = ((ratios.log() * mask).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)).exp()
@@ -98,16 +98,18 @@ class FusedGRPOTrainer(GRPOTrainer):
     def _settings(self) -> PolicySettings:
         # TRL's epsilon_high is CISPO's upper bound itself; ours is its distance from 1.
         bounds = (1.0, self.epsilon_high - 1.0) if self.loss_type == "cispo" else (self.epsilon_low, self.epsilon_high)
+        given = self.args
+        gamma = (given.vespo_k_pos, given.vespo_lambda_pos), (given.vespo_k_neg, given.vespo_lambda_neg)
         return PolicySettings(
             trust_region=REGIONS.get(self.loss_type, "clip"),
             low=bounds[0],
             high=bounds[1],
-            dual=self.args.delta,
-            temperatures=(self.args.sapo_temperature_pos, self.args.sapo_temperature_neg),
-            ratio=self.importance_sampling_level,
+            dual=given.delta,
+            curves=Curves((given.sapo_temperature_pos, given.sapo_temperature_neg), gamma),
+            ratio="product" if self.loss_type == "vespo" else self.importance_sampling_level,
             off_policy_mask=self.off_policy_mask_threshold,
             kl=self.beta,
-            kl_estimator="unbiased" if self.args.use_bias_correction_kl else "k3",
+            kl_estimator="unbiased" if given.use_bias_correction_kl else "k3",
             entropy=self.entropy_coef,
         )
 

@@ -72,7 +72,7 @@ def test_a_variant_of_the_algorithm_trains(lab, spec, settings):
     assert lab.learned(lab.train(spec(algorithm=settings)))
 
 
-OFTEN = {"gspo", "gmpo", "cispo", "sapo", "dppo", "gdpo", "rloo"}
+OFTEN = {"gspo", "gmpo", "cispo", "sapo", "vespo", "dppo", "gdpo", "rloo"}
 """Presets whose parts are in no other run; the others are trained by `make test-faults`."""
 
 

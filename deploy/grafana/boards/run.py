@@ -273,10 +273,11 @@ RUN = Board(
                     defaults={"min": 0},
                 ),
                 Panel(
-                    "Outliers",
-                    "Share of tokens that do not move the policy, so that the second moment of the log-ratios stays below its bound. Above"
-                    " a few percent the samples are too old. Empty without `algorithm.second_moment`.",
-                    [_one("gradbus_policy_outliers", "dropped")],
+                    "Outliers, and tokens of high covariance",
+                    "Share of tokens that do not move the policy. Outliers keep the second moment of the log-ratios below its bound: above"
+                    " a few percent the samples are too old. The clip of covariances leaves out its `share`, and none if no token is within"
+                    " its bounds. Empty without `algorithm.second_moment` and `algorithm.covariance_clip`.",
+                    [_one("gradbus_policy_outliers", "outliers"), _one("gradbus_policy_covariance_clipped", "high covariance")],
                     unit="percentunit",
                     defaults={"min": 0},
                 ),

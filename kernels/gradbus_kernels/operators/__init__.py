@@ -32,7 +32,7 @@ from gradbus_kernels.operators.distillation_loss.rows import linear_teacher_rows
 from gradbus_kernels.operators.linear_logprob.api import LinearLogprob, linear_logprob, linear_logprob_reference
 from gradbus_kernels.operators.linear_sample.api import linear_sample, linear_sample_reference
 from gradbus_kernels.operators.policy_loss.api import PolicyLoss, RatioSummary, policy_loss
-from gradbus_kernels.operators.policy_loss.inputs import PolicySettings, PolicyTokens
+from gradbus_kernels.operators.policy_loss.inputs import Curves, PolicySettings, PolicyTokens
 from gradbus_kernels.operators.policy_loss.linear import linear_grpo_loss, linear_grpo_loss_reference
 from gradbus_kernels.operators.policy_loss.terms import token_weights
 from gradbus_kernels.operators.preference_loss.api import PreferenceLoss, preference_loss
@@ -54,6 +54,7 @@ from gradbus_kernels.operators.selected_logprob.api import SelectedLogprob, sele
 
 __all__ = [
     "CachedRule",
+    "Curves",
     "DistillationLoss",
     "HeadNorms",
     "KtoLoss",

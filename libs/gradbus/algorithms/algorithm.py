@@ -100,6 +100,7 @@ class Algorithm:
         optional = {
             "kl_max": self.needs_reference,
             "outliers": spec.second_moment is not None,
+            "covariance_clipped": spec.covariance_clip is not None,
             "total_variation": spec.centering is not None,
             "drift": spec.drift > 0.0,
             "nll": spec.nll > 0.0,

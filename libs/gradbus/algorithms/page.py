@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Final
 
+from pydantic import BaseModel
+
 from gradbus.algorithms.estimators import ESTIMATORS
 from gradbus.spec import AlgorithmSpec
 from gradbus.spec.presets import ABOUT
@@ -37,7 +39,7 @@ def _differences(name: str) -> str:
 
 
 def _shown(value: object) -> str:
-    return "unset" if value is None else json.dumps(value)
+    return "unset" if value is None else json.dumps(value.model_dump() if isinstance(value, BaseModel) else value)
 
 
 def _estimators() -> Iterator[str]:

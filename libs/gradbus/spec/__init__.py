@@ -1,6 +1,6 @@
 """The run spec: REST body, TOML file, JSON Schema and documentation in one model."""
 
-from gradbus.spec.algorithm import AlgorithmSpec, EntropyControlSpec, KlControlSpec, Whiten
+from gradbus.spec.algorithm import AlgorithmSpec, CovarianceClipSpec, EntropyControlSpec, KlControlSpec, Whiten
 from gradbus.spec.data import MAX_FILES, DataSpec, MixtureSpec, RowFilter, Sources
 from gradbus.spec.faults import MAX_FAULTS, parse_spec, refuse_unstorable
 from gradbus.spec.kinds import PAIR_KINDS, PREFERENCE_KINDS, Kind, PreferenceSpec, RowColumns
@@ -60,6 +60,7 @@ __all__ = [
     "AncestorSpec",
     "CheckpointSpec",
     "CodeGrader",
+    "CovarianceClipSpec",
     "CriticSpec",
     "DataSpec",
     "DeepSpeedSpec",

@@ -11,6 +11,7 @@ from gradbus.spec.sections import Flag, Integer, Number, Section
 
 Bound = Annotated[Number, Field(ge=0.0, le=1e9)]
 Coefficient = Annotated[Number, Field(ge=0.0, le=1000.0)]
+GammaCurve = tuple[Annotated[Number, Field(ge=0.1, le=10.0)], Annotated[Number, Field(ge=0.1, le=10.0)]]
 Whiten = Literal["none", "samples", "tokens"]
 
 
@@ -29,6 +30,18 @@ class EntropyControlSpec(Section):
     target: Annotated[Number, Field(gt=0.0, le=1e3)] = Field(0.2, description="Of the metric `entropy`, nats a token.")
     delta: Annotated[Number, Field(gt=0.0, le=1e3)] = Field(0.005, description="What the weight gains or loses in a step.")
     max_coefficient: Annotated[Number, Field(gt=0.0, le=1e3)] = Field(1.0, description="The weight stays within 0 and this.")
+
+
+class CovarianceClipSpec(Section):
+    """Leaves out some of the tokens whose advantage and log-probability are large together, which lower the entropy most.
+
+    Clip-Cov, arXiv:2505.22617.
+    """
+
+    share: Annotated[Number, Field(gt=0.0, le=1.0)] = Field(
+        2e-4, description="Of the step's trainable tokens; at least one token, if one is within the bounds."
+    )
+    bounds: tuple[Bound, Bound] = Field((1.0, 5.0), description="Between which a token's covariance makes it one to choose from.")
 
 
 class AdvantageSpec(Section):
@@ -65,7 +78,7 @@ class TrustRegionSpec(Section):
     ratio: Literal["token", "sequence", "product"] = Field(
         "token", description="One ratio a token, or one a sequence: the geometric mean or the product of its tokens'."
     )
-    trust_region: Literal["clip", "log_clip", "cap", "band", "mass", "soft", "none"] = Field(
+    trust_region: Literal["clip", "log_clip", "cap", "band", "mass", "soft", "gamma", "none"] = Field(
         "clip", description="What bounds the change of the policy in a step."
     )
     clip: tuple[Bound, Bound] | None = Field((0.2, 0.2), description="Lower and upper bound of the trust region.")
@@ -74,6 +87,9 @@ class TrustRegionSpec(Section):
     )
     soft_temperatures: tuple[Annotated[Number, Field(gt=0.0, le=1e3)], Annotated[Number, Field(gt=0.0, le=1e3)]] | None = Field(
         None, description="`soft`: steepness for positive and for other advantages."
+    )
+    gamma_curves: tuple[GammaCurve, GammaCurve] | None = Field(
+        None, description="`gamma`: power and rate of the weight, for positive and for other advantages."
     )
     sequence_mask: tuple[Bound, Bound] | None = Field(
         None, description="A sequence whose geometric mean of ratios lies outside of these bounds does not move the policy."
@@ -86,7 +102,11 @@ class TrustRegionSpec(Section):
         description="Tokens of a step do not move the policy, those with the largest squared log-ratio first, until the mean of the rest "
         "is below this.",
     )
-
+    covariance_clip: CovarianceClipSpec | None = Field(
+        None,
+        description="Some tokens of a step do not move the policy, chosen at random from those of a high covariance of advantage and "
+        "log-probability.",
+    )
     centering: Annotated[Integer, Field(ge=1, le=128)] | None = Field(
         None,
         description="Takes the mean of the score under the policy that sampled from each token's, by the sampler's so many most likely "

@@ -7,19 +7,24 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from gradbus.errors import Fault
-from gradbus.spec.algorithm import AlgorithmSpec
+from gradbus.spec.algorithm import AlgorithmSpec, CovarianceClipSpec
 from gradbus.spec.sections import ScheduleSpec, TrainerSpec
 from gradbus.spec.teacher_faults import row_size_faults
 
 _BOUNDED: Final = {
-    "clip": "[lower in (0, 1), upper > 0]: the ratio counts within [1 - lower, 1 + upper]",
+    "clip": "[lower in (0, 1], upper > 0]: the ratio counts within [1 - lower, 1 + upper]",
     "log_clip": "[lower > 0, upper > 0]: how many nats the log-ratio of a token may fall and rise",
     "cap": "[lower in (0, 1], upper > 0]: the weight lies within [1 - lower, 1 + upper]",
     "band": "[lower in (0, 1], upper > 0]: tokens with a ratio within [1 - lower, 1 + upper] are trained",
     "mass": "[lower in (0, 1), upper in (0, 1)]: how far the probability of a token may fall and rise",
 }
 """The trust regions with bounds."""
-_SEQUENCE_REGIONS: Final = ("clip", "log_clip", "none")
+_SEQUENCE_REGIONS: Final = ("clip", "log_clip", "gamma", "none")
+_CURVED: Final = {
+    "soft": ("soft_temperatures", "two temperatures", "[1.0, 1.05]"),
+    "gamma": ("gamma_curves", "two pairs of a power and a rate", "[[2.0, 3.0], [3.0, 2.0]]"),
+}
+"""The trust regions with curves: the field that has their numbers, what these are, and an example."""
 _SEQUENCE_MEANS: Final = {"sequence": ("sequence", "constant"), "product": ("sequence",)}
 """By level of the ratio. LUSPO weighs the geometric mean by the length of its sequence, to undo the mean's own 1 / length."""
 _NO_BASELINE: Final = ("reinforce", "gae")
@@ -37,7 +42,7 @@ _NO_SHAPING: Final = {
 _CENTERING: Final = "algorithm.centering"
 _CENTRED_REGIONS: Final = ("none", "cap", "band")
 """Trust regions whose weight is a function of a token's ratio alone."""
-_OF_OTHERS: Final = ("sequence_mask", "off_policy_mask", "second_moment")
+_OF_OTHERS: Final = ("sequence_mask", "off_policy_mask", "second_moment", "covariance_clip")
 """What drops a token for what others are."""
 
 
@@ -65,6 +70,8 @@ def algorithm_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None, schedule:
         yield Fault("algorithm.nll", message, json.dumps(spec.nll), '0, or trainer.backend = "torch"')
     if spec.second_moment is not None:
         yield from _second_moment_faults(spec, trainer)
+    if spec.covariance_clip is not None:
+        yield from _covariance_faults(spec, spec.covariance_clip)
     yield from _reward_faults(spec)
     yield from _control_faults(spec, trainer)
     if spec.kl_place == "reward":
@@ -173,10 +180,12 @@ def _bound_faults(spec: AlgorithmSpec) -> Iterator[Fault]:
         yield _unread("algorithm.clip", spec, spec.clip, " or ".join(_BOUNDED))
     if region != "clip" and spec.dual_clip is not None:
         yield _unread("algorithm.dual_clip", spec, spec.dual_clip, "clip")
-    if region == "soft" and spec.soft_temperatures is None:
-        yield Fault("algorithm.soft_temperatures", "trust_region = soft needs two temperatures", "none", "for example [1.0, 1.05]")
-    if region != "soft" and spec.soft_temperatures is not None:
-        yield _unread("algorithm.soft_temperatures", spec, spec.soft_temperatures, "soft")
+    for curved, (field, numbers, example) in _CURVED.items():
+        given = getattr(spec, field)
+        if region == curved and given is None:
+            yield Fault(f"algorithm.{field}", f"trust_region = {region} needs {numbers}", "none", f"for example {example}")
+        if region != curved and given is not None:
+            yield _unread(f"algorithm.{field}", spec, given, curved)
     if spec.sequence_mask is not None and not spec.sequence_mask[0] < 1.0 < spec.sequence_mask[1]:
         message = "the mean ratio of a sequence that no update moved is 1"
         yield Fault("algorithm.sequence_mask", message, json.dumps(spec.sequence_mask), "[lower < 1, upper > 1]")
@@ -186,9 +195,9 @@ def _fits(clip: tuple[float, float], region: str) -> bool:
     lower, upper = clip
     if region == "log_clip":
         return lower > 0.0 and upper > 0.0
-    if region in {"cap", "band"}:
+    if region in {"clip", "cap", "band"}:
         return 0.0 < lower <= 1.0 and upper > 0.0
-    return 0.0 < lower < 1.0 and (0.0 < upper < 1.0 if region == "mass" else upper > 0.0)
+    return 0.0 < lower < 1.0 and 0.0 < upper < 1.0
 
 
 def _ratio_faults(spec: AlgorithmSpec) -> Iterator[Fault]:
@@ -203,19 +212,34 @@ def _ratio_faults(spec: AlgorithmSpec) -> Iterator[Fault]:
     if spec.ratio != "token" and region not in _SEQUENCE_REGIONS:
         message = f"trust_region = {region} is defined on the ratios of tokens"
         yield Fault("algorithm.ratio", message, f'"{spec.ratio}"', f'"token", or trust_region = {" or ".join(_SEQUENCE_REGIONS)}')
-    if spec.ratio != "token" and spec.aggregate not in (allowed := _SEQUENCE_MEANS[spec.ratio]):
+    weighs_ratio = spec.ratio != "token" and region != "gamma"  # which weighs each token's own log-probability
+    if weighs_ratio and spec.aggregate not in (allowed := _SEQUENCE_MEANS[spec.ratio]):
         message = "a sequence has one ratio, and this mean would weigh it by its length"
         yield Fault("algorithm.aggregate", message, f'"{spec.aggregate}"', " or ".join(f'"{name}"' for name in allowed))
 
 
 def _second_moment_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None) -> Iterator[Fault]:
     path, given = "algorithm.second_moment", json.dumps(spec.second_moment)
-    if spec.ratio != "token":
-        message = f"it drops single tokens, and with ratio = {spec.ratio} a sequence gains as a whole"
-        yield Fault(path, message, given, "none, or ratio = token; `sequence_mask` drops sequences")
+    yield from _single_token_faults(path, spec, given)
     if trainer and trainer.backend != "torch":
         message = f"it is of all tokens of a step, and a rank of the {trainer.backend} backend has only its own"
         yield Fault(path, message, given, 'none, or trainer.backend = "torch"')
+
+
+def _covariance_faults(spec: AlgorithmSpec, clip: CovarianceClipSpec) -> Iterator[Fault]:
+    path = "algorithm.covariance_clip"
+    yield from _single_token_faults(path, spec)
+    if clip.bounds[0] >= clip.bounds[1]:
+        yield Fault(f"{path}.bounds", "no covariance is between them", json.dumps(clip.bounds), "[lower, upper > lower]")
+    if spec.advantage == "gae":
+        message = "it reads the advantages of a step before the trainer's first pass, and a critic makes them in that pass"
+        yield Fault(path, message, allowed="none, or an advantage without a critic")
+
+
+def _single_token_faults(path: str, spec: AlgorithmSpec, given: str = "") -> Iterator[Fault]:
+    if spec.ratio != "token":
+        message = f"it drops single tokens, and with ratio = {spec.ratio} a sequence gains as a whole"
+        yield Fault(path, message, given, "none, or ratio = token; `sequence_mask` drops sequences")
 
 
 def _unread(path: str, spec: AlgorithmSpec, given: object, readers: str) -> Fault:

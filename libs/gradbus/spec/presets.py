@@ -52,6 +52,11 @@ ABOUT: Final[Mapping[str, Preset]] = {
     "sapo": Preset(
         "2511.20347", "a bound without a jump", {"trust_region": "soft", "soft_temperatures": (1.0, 1.05), "aggregate": "sequence"}
     ),
+    "vespo": Preset(
+        "2602.10693",
+        "stale samples: the weight of a whole answer fades, without a jump, as its probability moves",
+        {"ratio": "product", "trust_region": "gamma", "gamma_curves": ((2.0, 3.0), (3.0, 2.0))},
+    ),
     # The drift is that of prime-rl, whose default loss it is.
     "dppo": Preset(
         "2602.04879",
@@ -67,6 +72,12 @@ ABOUT: Final[Mapping[str, Preset]] = {
         "2510.01161",
         "samples that are many versions old: [only outliers are bounded](#outliers-of-a-step)",
         {"trust_region": "none", "second_moment": 0.04},
+    ),
+    # The wide clip is that of its runs.
+    "clip_cov": Preset(
+        "2505.22617",
+        "long runs: [the few tokens that take the most entropy](#tokens-of-high-covariance) are left out at random",
+        {"clip": (1.0, 1.0), "dual_clip": 10.0, "covariance_clip": {"share": 2e-4, "bounds": (1.0, 5.0)}},
     ),
     # Of the importance sampling that is truncated at 2.
     "score_centering": Preset(
@@ -178,7 +189,7 @@ CRITICS: Final[Mapping[str, _Values]] = {
 }
 """Of the presets with a critic: the fields of `[trainer.critic]`, with the numbers of the same papers."""
 
-_UNREAD: Final[_Values] = {"clip": None, "dual_clip": None, "soft_temperatures": None}
+_UNREAD: Final[_Values] = {"clip": None, "dual_clip": None, "soft_temperatures": None, "gamma_curves": None}
 _BOUNDS: Final[Mapping[str, _Values]] = {
     "clip": {"clip": (0.2, 0.2)},
     "log_clip": {"clip": (0.4, 0.4)},
@@ -186,6 +197,7 @@ _BOUNDS: Final[Mapping[str, _Values]] = {
     "band": {"clip": (0.5, 4.0)},
     "mass": {"clip": (0.2, 0.2)},
     "soft": {"soft_temperatures": (1.0, 1.05)},
+    "gamma": {"gamma_curves": ((2.0, 3.0), (3.0, 2.0))},
     "none": {},
 }
 """The bounds of each trust region where neither the spec nor its preset sets them."""

@@ -24,6 +24,7 @@ _UNREAD_BY_ROWS: Final[Mapping[str, float | None]] = {
     "entropy": 0.0,
     "drift": 0.0,
     "second_moment": None,
+    "covariance_clip": None,
     "kl_control": None,
     "entropy_control": None,
     "sequence_mask": None,

@@ -12,6 +12,7 @@ from gradbus_trainer.checkpoints.state import TrainerState
 from gradbus_trainer.learners.base import Learner, RatioMetrics, StepMetrics
 from gradbus_trainer.step.batch import Batch
 from gradbus_trainer.step.batch_builder import BatchStats, build_batch
+from gradbus_trainer.step.covariance import Spared, without_covarying
 from gradbus_trainer.step.groups import LoggedGroup
 from gradbus_trainer.step.kl_in_reward import with_kl_in_reward
 from gradbus_trainer.step.whitening import whitened
@@ -39,7 +40,8 @@ class Fold:
             batch = Batch(batch.step, with_kl_in_reward(batch.samples, coefficients.kl))
         if not self._algorithm.needs_critic:  # otherwise the learner makes the advantages, and whitens them
             batch = Batch(batch.step, whitened(batch.samples, self._spec.algorithm.whiten))
-        metrics = self._told(batch, replace(self._learner.train(batch, coefficients), coefficients=coefficients))
+        spared = without_covarying(batch, self._spec.algorithm.covariance_clip, self._spec.seed)
+        metrics = self._told(spared, replace(self._learner.train(spared.batch, coefficients), coefficients=coefficients))
         if coefficients is not None and metrics.updates:
             observed = Observed(metrics.loss.kl, metrics.loss.entropy, self._spec.samples_per_step)
             self.state.controllers = after_step(self._spec.algorithm, self.state.controllers, observed)
@@ -49,10 +51,12 @@ class Fold:
         """These groups are trained; the next step begins."""
         self.state.add_trained(groups, self._sampling)
 
-    def _told(self, batch: Batch, metrics: StepMetrics) -> StepMetrics:
+    def _told(self, spared: Spared, metrics: StepMetrics) -> StepMetrics:
         """The metrics with what the batch alone tells, and without what it cannot tell."""
         if not self._algorithm.is_sampled:
             return replace(metrics, ratio=RatioMetrics())  # to a policy that sampled nothing
+        batch = spared.batch
+        metrics = replace(metrics, ratio=replace(metrics.ratio, covariance_clipped=spared.share))
         if self._algorithm.needs_teacher and batch.has_weight:
             metrics = replace(metrics, teacher_kl=batch.mean_kl("teacher_logprobs"))
         if self._algorithm.kl_in_reward:

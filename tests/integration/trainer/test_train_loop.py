@@ -327,6 +327,22 @@ async def test_a_weight_store_that_is_away_is_waited_for(new_run, make_spec, wei
     assert (await checkpoint(run)).weights.digest == (await checkpoint(undisturbed)).weights.digest
 
 
+async def test_the_tokens_that_the_clip_of_covariances_leaves_out_are_the_seeds_and_reported(new_run, make_spec):
+    """With all tokens of a covariance above 0 to choose from, a quarter of the step's."""
+    ends = []
+    for seed, clip in ((0, None), (0, {}), (0, {}), (1, {})):
+        algorithm = {} if clip is None else {"covariance_clip": {"share": 0.25, "bounds": [0.0, 1e9]}}
+        run = await new_run(make_spec(steps=2, seed=seed, algorithm=algorithm))
+        await run.write(range(4))
+        await run.train()
+        reported = [event.data.get("covariance_clipped") for event in await EventLog(run.bus, run.run_id).read() if event.type == "metrics"]
+        assert all(one is None if clip is None else 0.0 < one <= 0.25 for one in reported)
+        ends.append((await checkpoint(run)).weights.digest)
+    plain, one, again, other = ends
+    assert one == again
+    assert len({plain, one, other}) == 3
+
+
 @pytest.mark.parametrize("name", ["rloo", "reinforce_pp"])
 async def test_a_kl_in_the_reward_moves_the_policy_and_is_reported(new_run, make_spec, name):
     """Entries have the log-probabilities of a base model, which is always 0.25 nats below the policy that sampled."""

@@ -133,6 +133,8 @@ def test_the_operator_takes_the_settings(algorithm):
 
     settings, spec = policy_settings(algorithm.spec), algorithm.spec
     assert (settings.trust_region, settings.ratio, settings.importance) == (spec.trust_region, spec.ratio, spec.importance)
+    assert spec.soft_temperatures in {None, settings.curves.temperatures}
+    assert spec.gamma_curves in {None, settings.curves.gamma}
     assert spec.clip is None or (settings.low, settings.high) == spec.clip
     assert (settings.kl, settings.entropy, settings.allow_nan) == (0.0 if algorithm.kl_in_reward else spec.kl, spec.entropy, True)
     assert (settings.drift, settings.nll) == (spec.drift, spec.nll)

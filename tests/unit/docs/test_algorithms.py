@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+from pydantic import BaseModel
 
 from gradbus.spec import PRESETS, AlgorithmSpec
 from gradbus.spec.presets import CRITICS
@@ -22,7 +23,7 @@ def table(heading):
 
 
 def shown(value):
-    return "unset" if value is None else json.dumps(value)
+    return "unset" if value is None else json.dumps(value.model_dump() if isinstance(value, BaseModel) else value)
 
 
 def differences(name):

@@ -7,6 +7,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from gradbus.spec import (
+    CovarianceClipSpec,
     CriticSpec,
     DeepSpeedSpec,
     EntropyControlSpec,
@@ -35,7 +36,11 @@ def fields_of_the_spec() -> set[str]:
     top = {name for name in RunSpec.model_fields if name not in SECTIONS}
     within = {f"{section}.{name}" for section, model in SECTIONS.items() for name in model.model_fields}
     nested = {"trainer.deepspeed": DeepSpeedSpec, "trainer.lora": LoraSpec, "trainer.critic": CriticSpec, "trainer.inner": InnerSpec}
-    nested |= {"algorithm.kl_control": KlControlSpec, "algorithm.entropy_control": EntropyControlSpec}
+    nested |= {
+        "algorithm.kl_control": KlControlSpec,
+        "algorithm.entropy_control": EntropyControlSpec,
+        "algorithm.covariance_clip": CovarianceClipSpec,
+    }
     nested |= {"environment": EnvironmentSpec, "reward.model": RewardModelSpec, "teacher": TeacherSpec}
     nested |= {"data.mixture": MixtureSpec, "data.filter": RowFilter}
     return top | (within - nested.keys()) | {f"{path}.{name}" for path, model in nested.items() for name in model.model_fields}

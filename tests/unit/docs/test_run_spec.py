@@ -9,6 +9,7 @@ from pydantic import BaseModel
 from pydantic_core import to_jsonable_python
 
 from gradbus.spec import (
+    CovarianceClipSpec,
     CriticSpec,
     DeepSpeedSpec,
     EntropyControlSpec,
@@ -35,9 +36,10 @@ SECTIONS = {
 MODELS = {f"[{name}]": model for name, model in SECTIONS.items()}
 MODELS |= {"[trainer.deepspeed]": DeepSpeedSpec, "[trainer.lora]": LoraSpec, "[trainer.critic]": CriticSpec, "[trainer.inner]": InnerSpec}
 MODELS |= {"[algorithm.kl_control]": KlControlSpec, "[algorithm.entropy_control]": EntropyControlSpec}
+MODELS |= {"[algorithm.covariance_clip]": CovarianceClipSpec}
 MODELS |= {"[environment]": EnvironmentSpec, "[preference]": PreferenceSpec, "[reward.model]": RewardModelSpec, "[teacher]": TeacherSpec}
 MODELS |= {"[data.mixture]": MixtureSpec, "[data.filter]": RowFilter}
-OWN_TABLES = frozenset({"deepspeed", "lora", "critic", "inner", "kl_control", "entropy_control"})
+OWN_TABLES = frozenset({"deepspeed", "lora", "critic", "inner", "kl_control", "entropy_control", "covariance_clip"})
 MODELS |= {f"grader: {grader.model_fields['type'].annotation.__args__[0]}": grader for grader in GRADERS}
 
 

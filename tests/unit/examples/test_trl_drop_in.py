@@ -70,10 +70,11 @@ def batch():
         (True, {"loss_type": "dapo"}),
         (False, {"loss_type": "cispo", "epsilon_high": 0.6}),
         (False, {"loss_type": "sapo", "sapo_temperature_neg": 2.0}),
+        (False, {"loss_type": "vespo", "vespo_k_neg": 2.5, "beta": 0.04}),
         (False, {"loss_type": "grpo", "importance_sampling_level": "sequence"}),
         (False, {"loss_type": "grpo", "beta": 0.04, "use_bias_correction_kl": True, "delta": 1.5, "off_policy_mask_threshold": 0.1}),
     ],
-    ids=["grpo", "bnpo", "dr_grpo", "dapo", "dapo-on-policy", "cispo", "sapo", "gspo", "deepseek-v3.2"],
+    ids=["grpo", "bnpo", "dr_grpo", "dapo", "dapo-on-policy", "cispo", "sapo", "vespo", "gspo", "deepseek-v3.2"],
 )
 def test_loss_and_gradients_are_trls(trl_drop_in, make_trainer, batch, on_policy, config):
     if on_policy:
@@ -89,7 +90,7 @@ def test_loss_and_gradients_are_trls(trl_drop_in, make_trainer, batch, on_policy
     theirs, ours = found
     torch.testing.assert_close(ours[0], theirs[0], rtol=1e-5, atol=1e-6)
     assert ours[1] == pytest.approx(theirs[1], rel=1e-4)
-    clips = not on_policy and config["loss_type"] != "sapo"
+    clips = not on_policy and config["loss_type"] not in {"sapo", "vespo"}
     assert not clips or any(share > 0.0 for name, share in ours[1].items() if "clip" in name)
     torch.testing.assert_close(ours[2], theirs[2], rtol=1e-4, atol=1e-6)
 

@@ -125,14 +125,22 @@ def test_axes_that_few_runs_use_have_charts_of_their_columns_where_they_are_used
       history.add({ id: 1, type: "metrics", created_at: "2026-01-02T23:04:05Z", data: given[1] });
       return page.chartsOf(given[0]).map(({ options, data }) => [options.title, ...data(history).slice(1)]);
     """
-    spec, axes = run_of("rl")["spec"], {"second_moment": 0.04, "centering": 8, "drift": 1e-3, "nll": 0.1}
-    columns = {"outliers": 0.1, "total_variation": 0.2, "drift": 0.3, "nll": 0.4, "step_kl": 0.5, "kl_coefficient": 0.6}
+    spec, axes = run_of("rl")["spec"], {"second_moment": 0.04, "covariance_clip": {}, "centering": 8, "drift": 1e-3, "nll": 0.1}
+    columns = {
+        "outliers": 0.1,
+        "covariance_clipped": 0.15,
+        "total_variation": 0.2,
+        "drift": 0.3,
+        "nll": 0.4,
+        "step_kl": 0.5,
+        "kl_coefficient": 0.6,
+    }
     data = {"step": 3, "entropy_coefficient": 0.7} | columns
     usual = script("charts/run_charts.js run/run_history.js", body, spec, data)
     algorithm = spec["algorithm"] | axes | {"kl_control": {"target": 6.0}, "entropy_control": {}}
     used = spec | {"algorithm": algorithm, "trainer": {"critic": None, "inner": {"stop_kl": 0.1}}}
     shown = script("charts/run_charts.js run/run_history.js", body, used, data)
-    titles = ("Outliers", "Distance of the policies", "Drift", "Best samples", "KL of the step")
+    titles = ("Outliers", "High covariance", "Distance of the policies", "Drift", "Best samples", "KL of the step")
     assert shown[: len(usual)] == usual
     assert shown[len(usual) :] == [
         *([title, [value]] for title, value in zip(titles, columns.values(), strict=False)),

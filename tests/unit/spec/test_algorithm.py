@@ -58,6 +58,7 @@ def test_the_numbers_of_the_papers():
     assert (AlgorithmSpec(name="dapo").clip, AlgorithmSpec(name="dapo").overlong_penalty) == ((0.2, 0.28), 1.0)
     assert (AlgorithmSpec(name="gspo").clip, AlgorithmSpec(name="gspo").ratio) == ((3e-4, 4e-4), "sequence")
     assert AlgorithmSpec(name="sapo").soft_temperatures == (1.0, 1.05)
+    assert (AlgorithmSpec(name="vespo").gamma_curves, AlgorithmSpec(name="vespo").ratio) == (((2.0, 3.0), (3.0, 2.0)), "product")
     for name, kl in (("rloo", 0.05), ("reinforce_pp", 0.01), ("ppo", 0.0)):
         assert (AlgorithmSpec(name=name).kl, AlgorithmSpec(name=name).kl_place) == (kl, "reward")
     assert (AlgorithmSpec(name="dppo").drift, AlgorithmSpec().drift) == (1e-3, 0.0)
@@ -97,6 +98,18 @@ def test_another_trust_region_has_bounds_of_its_own():
         ({"name": "sapo", "soft_temperatures": None}, "algorithm.soft_temperatures"),
         ({"soft_temperatures": [1.0, 1.0]}, "algorithm.soft_temperatures"),
         ({"soft_temperatures": [0.0, 1.0], "trust_region": "soft"}, "algorithm.soft_temperatures.0"),
+        ({"name": "vespo", "gamma_curves": None}, "algorithm.gamma_curves"),
+        ({"gamma_curves": [[2.0, 3.0], [3.0, 2.0]]}, "algorithm.gamma_curves"),
+        ({"name": "vespo", "gamma_curves": [[2.0, 3.0], [3.0, 0.0]]}, "algorithm.gamma_curves.1.1"),
+        ({"name": "vespo", "gamma_curves": [[2.0, 3.0], [10.5, 2.0]]}, "algorithm.gamma_curves.1.0"),
+        ({"name": "vespo", "clip": [0.2, 0.2]}, "algorithm.clip"),
+        ({"name": "vespo", "second_moment": 0.04}, "algorithm.second_moment"),
+        ({"name": "clip_cov", "ratio": "sequence", "aggregate": "sequence"}, "algorithm.covariance_clip"),
+        ({"covariance_clip": {"bounds": [1.0, 1.0]}}, "algorithm.covariance_clip.bounds"),
+        ({"covariance_clip": {"share": 0.0}}, "algorithm.covariance_clip.share"),
+        ({"name": "ppo", "covariance_clip": {}}, "algorithm.covariance_clip"),
+        ({"name": "cispo", "centering": 8, "covariance_clip": {}}, "algorithm.centering"),
+        ({"name": "vespo", "centering": 8}, "algorithm.centering"),
         ({"name": "cispo", "dual_clip": 3.0}, "algorithm.dual_clip"),
         ({"dual_clip": 1.0}, "algorithm.dual_clip"),
         ({"sequence_mask": [1.0, 2.0]}, "algorithm.sequence_mask"),
@@ -148,6 +161,13 @@ def test_a_combination_that_means_nothing_is_refused(algorithm, path):
         {"name": "gspo", "aggregate": "constant"},
         {"name": "gmpo", "clip": [1.5, 2.0]},
         {"trust_region": "log_clip"},
+        {"name": "vespo", "gamma_curves": [[0.1, 10.0], [10.0, 0.1]]},
+        {"name": "vespo", "aggregate": "sequence"},
+        {"name": "clip_cov", "covariance_clip": {"share": 1.0, "bounds": [0.0, 0.1]}},
+        {"name": "m2po", "covariance_clip": {}},
+        {"clip": [1.0, 0.2]},
+        {"name": "vespo", "ratio": "token", "aggregate": "constant"},
+        {"trust_region": "gamma"},
         {"trust_region": "none"},
         {"dual_clip": 3.0},
         {"importance": "decoupled"},

@@ -159,7 +159,7 @@ def test_a_fault_in_a_nested_grader_is_named_by_its_own_path():
         ({"rollout": {"memory_fraction": 0.5}}, "rollout.memory_fraction"),
         ({"rollout": {"placement": "shared", "memory_fraction": 0.95}}, "rollout.memory_fraction"),
         ({"algorithm": {"clip": [0.0, 0.2]}}, "algorithm.clip"),
-        ({"algorithm": {"clip": [1.0, 0.2]}}, "algorithm.clip"),
+        ({"algorithm": {"clip": [1.01, 0.2]}}, "algorithm.clip"),
     ],
 )
 def test_rules_that_join_fields(sections, path):

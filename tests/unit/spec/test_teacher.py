@@ -112,6 +112,11 @@ REFUSED |= {
         "algorithm.second_moment",
         "is the KL alone; given 0.1; allowed: leave it out",
     ),
+    "a clip of covariances beside rows": (
+        distilled(teacher=TOP, algorithm=ROWS | {"covariance_clip": {}}),
+        "algorithm.covariance_clip",
+        "is the KL alone",
+    ),
     "a controller beside rows": (
         distilled(teacher=TOP, algorithm=ROWS | {"entropy_control": {"target": 0.2}}),
         "algorithm.entropy_control",

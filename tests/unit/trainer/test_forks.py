@@ -16,6 +16,7 @@ VARIANTS = {
     "dr_grpo": {"aggregate": "constant"},
     "gspo": {"name": "gspo"},
     "rloo": {"name": "rloo", "kl": 0.0},
+    "vespo": {"name": "vespo"},
     "masks": {"sequence_mask": (0.5, 2.0), "off_policy_mask": 0.2},
 }
 

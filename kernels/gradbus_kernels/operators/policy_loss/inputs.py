@@ -11,18 +11,36 @@ from torch import Tensor
 from gradbus_kernels.operators.base.arguments import check_floats, require
 
 _CHOICES: Final = {
-    "trust_region": ("clip", "log_clip", "cap", "band", "mass", "soft", "none"),
+    "trust_region": ("clip", "log_clip", "cap", "band", "mass", "soft", "gamma", "none"),
     "importance": ("behaviour", "decoupled", "none"),
     "ratio": ("token", "sequence", "product"),
     "kl_estimator": ("k2", "k3", "unbiased"),
 }
+_SEQUENCE_REGIONS: Final = ("clip", "log_clip", "gamma", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Curves:
+    """Numbers of the trust regions that fade in place of a bound, for positive advantages and for the others.
+
+    Raises ValueError for numbers that are not positive.
+    """
+
+    temperatures: tuple[float, float] = (1.0, 1.05)
+    """Of "soft"."""
+    gamma: tuple[tuple[float, float], tuple[float, float]] = ((2.0, 3.0), (3.0, 2.0))
+    """k and lambda of "gamma", by which the weight is largest at a ratio of k / lambda."""
+
+    def __post_init__(self) -> None:
+        require(min(self.temperatures) > 0.0, "temperatures", f"are {self.temperatures}; pass two positive numbers")
+        require(min(map(min, self.gamma)) > 0.0, "gamma", f"is {self.gamma}; pass two pairs of positive numbers")
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySettings:
     """The variant of the loss; see the tables of `terms` and `trust_region`. Raises ValueError for settings that do not go together."""
 
-    trust_region: Literal["clip", "log_clip", "cap", "band", "mass", "soft", "none"] = "clip"
+    trust_region: Literal["clip", "log_clip", "cap", "band", "mass", "soft", "gamma", "none"] = "clip"
     """What a token gains as the policy moves: a function of `trust_region`."""
     low: float = 0.2
     high: float = 0.2
@@ -30,8 +48,8 @@ class PolicySettings:
     probability, by high where the advantage is positive and by low where it is negative, and "log_clip" so the log-ratio, in nats."""
     dual: float | None = None
     """Bound c > 1 of "clip" where the advantage is negative: the gain is at least c · A. Without effect up to a ratio of c."""
-    temperatures: tuple[float, float] = (1.0, 1.05)
-    """Of "soft", for positive advantages and for the others."""
+    curves: Curves = Curves()
+    """Of "soft" and "gamma"."""
     importance: Literal["behaviour", "decoupled", "none"] = "behaviour"
     """"behaviour" bounds pi / mu. "decoupled" (Hilton et al. 2021, arXiv:2110.00641) bounds pi / pi_prox, where pi_prox is the
     policy before this step, and multiplies by min(pi_prox / mu, 2); see `PolicyTokens.proximal_logprobs`. "none" has no ratio and so
@@ -68,12 +86,9 @@ class PolicySettings:
         require(-self.low <= self.high, "high", f"is {self.high} and low is {self.low}; pass bounds in their order")
         require(self.dual is None or self.dual > 1.0, "dual", f"is {self.dual}; pass a number above 1, or None")
         require(self.dual is None or self.trust_region == "clip", "dual", f'bounds "clip" alone; pass None with "{self.trust_region}"')
-        require(min(self.temperatures) > 0.0, "temperatures", f"are {self.temperatures}; pass two positive numbers")
-        require(
-            self.ratio == "token" or self.trust_region in {"clip", "log_clip", "none"},
-            "ratio",
-            f'is "{self.ratio}" and "{self.trust_region}" is of single tokens; pass "token", or trust_region "clip", "log_clip" or "none"',
-        )
+        whole = " or ".join(_SEQUENCE_REGIONS)
+        message = f'is "{self.ratio}" and "{self.trust_region}" is of single tokens; pass "token", or trust_region {whole}'
+        require(self.ratio == "token" or self.trust_region in _SEQUENCE_REGIONS, "ratio", message)
         self._check_masks()
 
     def _check_masks(self) -> None:

@@ -11,6 +11,7 @@ One function a region; nothing else knows these formulas. With rho = pi / mu the
 | band (IcePop, arXiv:2510.18855; SAO, arXiv:2607.07508) | rho · A inside [1 - low, 1 + high], else 0 | rho inside, else 0 |
 | mass (DPPO, arXiv:2602.04879) | rho · A; 0 if A > 0 and pi - mu > high, or A < 0 and mu - pi > low | rho, or 0 |
 | soft (SAPO, Qwen 2025, arXiv:2511.20347) | 4 / tau · s(tau · (rho - 1)) · A, s the sigmoid | 4 · s · (1 - s) · rho |
+| gamma (VESPO, arXiv:2602.10693) | sg(phi(rho)) · A · log pi, phi = e^lambda · rho^k · e^(-lambda · rho) | phi |
 | none | rho · A | rho |
 
 A gain is multiplied by 0 where it is dropped: a NaN stays one.
@@ -100,9 +101,19 @@ def mass(change: PolicyChange, settings: PolicySettings) -> Gain:
 def soft(change: PolicyChange, settings: PolicySettings) -> Gain:
     """A sigmoid in place of the clip: the gradient fades, and is that of `unbounded` at a ratio of 1."""
     ratio, advantages = change.ratio, change.advantages
-    rising, falling = settings.temperatures
-    temperature = torch.where(advantages > 0.0, torch.full_like(advantages, rising), falling)
+    temperature = _by_sign(advantages, *settings.curves.temperatures)
     return unbounded(torch.sigmoid(temperature * (ratio - 1.0)) * 4.0 / temperature * advantages)
+
+
+def gamma(change: PolicyChange, settings: PolicySettings) -> Gain:
+    """The log-probability times a weight of the ratio, which has no gradient: 1 at a ratio of 1, fading to 0 on both sides.
+
+    It is that of TRL's `loss_type="vespo"`, which is a function of the product of a sequence's ratios.
+    """
+    ratio, advantages = change.ratio.detach(), change.advantages
+    power, rate = (_by_sign(advantages, *pair) for pair in zip(*settings.curves.gamma, strict=True))
+    weight = (rate + power * ratio.log() - rate * ratio).exp()  # a power of a large ratio would be infinite by itself
+    return unbounded(weight * advantages * change.logprobs)
 
 
 def none(change: PolicyChange, settings: PolicySettings) -> Gain:  # noqa: ARG001 -- the regions share a signature
@@ -117,6 +128,7 @@ TRUST_REGIONS: Final[Mapping[str, Callable[[PolicyChange, PolicySettings], Gain]
     "band": band,
     "mass": mass,
     "soft": soft,
+    "gamma": gamma,
     "none": none,
 }
 
@@ -125,6 +137,10 @@ def unbounded(value: Tensor) -> Gain:
     """A gain that nothing bounds."""
     nowhere = torch.zeros_like(value, dtype=torch.bool)
     return Gain(value, nowhere, nowhere)
+
+
+def _by_sign(advantages: Tensor, positive: float, other: float) -> Tensor:
+    return torch.where(advantages > 0.0, torch.full_like(advantages, positive), other)
 
 
 def _outside(ratio: Tensor, settings: PolicySettings) -> tuple[Tensor, Tensor]:

@@ -118,6 +118,14 @@ TRAINING: Final = (
         "Fraction of the trained tokens that the bound of the second moment dropped.",
         (RUN,),
     ),
+    Metric(
+        "gradbus.policy.covariance_clipped",
+        "gauge",
+        "{share}",
+        ("trainer",),
+        "Fraction of the trained tokens that the clip of covariances left out; only with algorithm.covariance_clip.",
+        (RUN,),
+    ),
     Metric("gradbus.policy.drift", "gauge", "{nat2}", ("trainer",), "Mean square of the log-ratio; 0 without algorithm.drift.", (RUN,)),
     Metric(
         "gradbus.policy.nll",

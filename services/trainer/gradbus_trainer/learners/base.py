@@ -57,6 +57,8 @@ class RatioMetrics:
     """Mean absolute difference of log-probability between trainer and rollout, nats."""
     outliers: float = 0.0
     """Share of tokens that the bound of the second moment dropped."""
+    covariance_clipped: float = 0.0
+    """Share of tokens that the clip of covariances left out."""
     total_variation: float = 0.0
     """Between the policy that sampled and the trained one, half the sum of absolute differences of probabilities; 0 without rows."""
     step_kl: float = 0.0
@@ -133,6 +135,7 @@ class StepMetrics:
             "clip_low": self.ratio.clipped_low,
             "clip_high": self.ratio.clipped_high,
             "outliers": self.ratio.outliers,
+            "covariance_clipped": self.ratio.covariance_clipped,
             "total_variation": self.ratio.total_variation,
             "step_kl": self.ratio.step_kl,
             "kl_coefficient": coefficients.kl,

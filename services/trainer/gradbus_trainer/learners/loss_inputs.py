@@ -13,6 +13,7 @@ from gradbus.algorithms import Coefficients
 from gradbus.spec import AlgorithmSpec, RunSpec
 from gradbus_kernels.models.lora import adapters_off
 from gradbus_kernels.operators import (
+    Curves,
     PolicyLoss,
     PolicySettings,
     PolicyTokens,
@@ -42,7 +43,7 @@ def policy_settings(spec: AlgorithmSpec, coefficients: Coefficients | None = Non
         low=low,
         high=high,
         dual=spec.dual_clip,
-        temperatures=spec.soft_temperatures or (1.0, 1.0),
+        curves=Curves(spec.soft_temperatures or Curves().temperatures, spec.gamma_curves or Curves().gamma),
         importance=spec.importance,
         ratio=spec.ratio,
         sequence_mask=spec.sequence_mask,

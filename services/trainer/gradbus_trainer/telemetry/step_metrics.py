@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from gradbus.telemetry import CardinalityLimit, Metrics, is_exporting
-from gradbus_trainer.learners.base import CriticMetrics, PreferenceMetrics, StepMetrics
+from gradbus_trainer.learners.base import CriticMetrics, PreferenceMetrics, RatioMetrics, StepMetrics
 from gradbus_trainer.step.batch_builder import BatchStats
 
 WHOLE: Final = "reward"
@@ -76,24 +76,30 @@ class StepMetricsRecorder:
 
     def _axes(self, step: StepMetrics) -> None:
         """What only some algorithms report."""
-        set_gauge, names, loss, ratio = self._metrics.set, self._names, step.loss, step.ratio
+        set_gauge, names, loss = self._metrics.set, self._names, step.loss
+        self._ratio_axes(step.ratio)
         if "kl_max" in names:
             set_gauge("gradbus.policy.kl_max", loss.kl_max)
         if "drift" in names:
             set_gauge("gradbus.policy.drift", loss.drift)
         if "nll" in names:
             set_gauge("gradbus.policy.nll", loss.nll)
-        if "outliers" in names:
-            set_gauge("gradbus.policy.outliers", ratio.outliers)
-        if "total_variation" in names:
-            set_gauge("gradbus.policy.total_variation", ratio.total_variation)
-        if "step_kl" in names:
-            set_gauge("gradbus.policy.step_kl", ratio.step_kl)
         if step.coefficients is not None:
             if "kl_coefficient" in names:
                 set_gauge("gradbus.policy.coefficient", step.coefficients.kl, {"gradbus.term": "kl"})
             if "entropy_coefficient" in names:
                 set_gauge("gradbus.policy.coefficient", step.coefficients.entropy, {"gradbus.term": "entropy"})
+
+    def _ratio_axes(self, ratio: RatioMetrics) -> None:
+        set_gauge, names = self._metrics.set, self._names
+        if "outliers" in names:
+            set_gauge("gradbus.policy.outliers", ratio.outliers)
+        if "covariance_clipped" in names:
+            set_gauge("gradbus.policy.covariance_clipped", ratio.covariance_clipped)
+        if "total_variation" in names:
+            set_gauge("gradbus.policy.total_variation", ratio.total_variation)
+        if "step_kl" in names:
+            set_gauge("gradbus.policy.step_kl", ratio.step_kl)
 
     def _critic(self, critic: CriticMetrics) -> None:
         self._metrics.set("gradbus.critic.loss", critic.loss)

@@ -78,12 +78,15 @@ def test_a_step_that_changed_nothing_leaves_the_policys_curves_where_they_were(e
 def test_what_only_some_algorithms_report_has_curves_where_they_do(monkeypatch):
     monkeypatch.setattr(step_metrics, "is_exporting", lambda: True)
     metrics = Metrics()
-    loss, ratio = replace(METRICS.loss, kl_max=7.0, drift=0.5), replace(METRICS.ratio, outliers=0.25, total_variation=0.125)
+    loss, ratio = (
+        replace(METRICS.loss, kl_max=7.0, drift=0.5),
+        replace(METRICS.ratio, outliers=0.25, covariance_clipped=0.5, total_variation=0.125),
+    )
     step = replace(METRICS, loss=loss, ratio=ratio, coefficients=Coefficients(0.1, 0.2))
-    names = ["policy_loss", "kl", "kl_max", "outliers", "total_variation", "kl_coefficient", "entropy_coefficient"]
+    names = ["policy_loss", "kl", "kl_max", "outliers", "covariance_clipped", "total_variation", "kl_coefficient", "entropy_coefficient"]
     StepMetricsRecorder(metrics, names).step(step, stats(), SECONDS)
-    found = {name: {tuple(one.attributes.values()): one.value for one in metrics.read(f"gradbus.policy.{name}")} for name in names[2:5]}
-    assert found == {"kl_max": {(): 7.0}, "outliers": {(): 0.25}, "total_variation": {(): 0.125}}
+    found = {name: {tuple(one.attributes.values()): one.value for one in metrics.read(f"gradbus.policy.{name}")} for name in names[2:6]}
+    assert found == {"kl_max": {(): 7.0}, "outliers": {(): 0.25}, "covariance_clipped": {(): 0.5}, "total_variation": {(): 0.125}}
     weights = {tuple(one.attributes.values()): one.value for one in metrics.read("gradbus.policy.coefficient")}
     assert weights == {("kl",): 0.1, ("entropy",): 0.2}
     assert list(metrics.read("gradbus.policy.drift")) == []

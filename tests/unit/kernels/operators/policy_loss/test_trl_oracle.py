@@ -13,7 +13,7 @@ import torch
 from trl import GRPOTrainer, RLOOTrainer
 from trl.experimental.gmpo import GMPOTrainer
 
-from gradbus_kernels.operators import PolicySettings, PolicyTokens, policy_loss, token_weights
+from gradbus_kernels.operators import Curves, PolicySettings, PolicyTokens, policy_loss, token_weights
 
 LENGTHS, LONGEST = (6, 2, 1, 4), 6
 MASK = (torch.arange(LONGEST) < torch.tensor(LENGTHS)[:, None]).double()
@@ -30,6 +30,7 @@ def trainer(logprobs, entropies, **given):
         num_processes=1, sync_gradients=True, gather=lambda t: t, gather_for_metrics=lambda t: t, reduce=lambda t, reduction: t
     )
     arguments = {"delta": None, "use_bias_correction_kl": False, "sapo_temperature_pos": 1.0, "sapo_temperature_neg": 1.05}
+    arguments |= {"vespo_k_pos": 2.0, "vespo_lambda_pos": 3.0, "vespo_k_neg": 3.0, "vespo_lambda_neg": 2.0}
     state = {
         "loss_type": "dapo",
         "importance_sampling_level": "token",
@@ -47,6 +48,7 @@ def trainer(logprobs, entropies, **given):
         ),
         _get_per_token_logps_and_entropies=lambda *_, **__: (logprobs, entropies, None),
         get_off_policy_mask=GRPOTrainer.get_off_policy_mask,
+        get_gamma_weights=GRPOTrainer.get_gamma_weights,
         top_entropy_quantile=1.0,
         use_vllm=False,
         aux_loss_enabled=False,
@@ -104,7 +106,7 @@ def compare(kind, aggregate, settings, given, divisor=1):
         ("token", PolicySettings(trust_region="cap", low=1.0, high=0.3), {"loss_type": "cispo", "epsilon_high": 1.3}),
         (
             "sequence",
-            PolicySettings(trust_region="soft", temperatures=(1.25, 1.75)),
+            PolicySettings(trust_region="soft", curves=Curves(temperatures=(1.25, 1.75))),
             {"loss_type": "sapo"} | {"sapo_temperature_pos": 1.25, "sapo_temperature_neg": 1.75},
         ),
         (
@@ -145,3 +147,13 @@ def test_trls_gmpo_bounds_tokens_before_it_takes_their_geometric_mean(low, high)
     loss = compare(GMPOTrainer, "sequence", settings, {"epsilon_low": low, "epsilon_high": high, "beta": 0.04})
     assert loss.ratio.clipped_low > 0.0
     assert loss.ratio.clipped_high > 0.0
+
+
+@pytest.mark.parametrize(
+    "given", [{}, {"vespo_k_pos": 1.5, "vespo_lambda_pos": 0.5, "vespo_k_neg": 0.25, "vespo_lambda_neg": 4.0, "beta": 0.04}]
+)
+def test_trls_vespo_weighs_each_tokens_log_probability_by_its_sequences_product_of_ratios(given):
+    pairs = [(given.get(f"vespo_k_{sign}"), given.get(f"vespo_lambda_{sign}")) for sign in ("pos", "neg")]
+    curves = Curves(gamma=tuple(pairs)) if given else Curves()
+    settings = PolicySettings(trust_region="gamma", ratio="product", curves=curves, kl=given.get("beta", 0.0))
+    compare(GRPOTrainer, "token", settings, {"loss_type": "vespo", **given})

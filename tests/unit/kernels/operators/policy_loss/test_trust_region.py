@@ -50,9 +50,16 @@ def dppo(rho, a, logp, mu, s):
 
 def sapo(rho, a, logp, mu, s):
     """arXiv:2511.20347, equations 5 and 6."""
-    tau = s.temperatures[0] if a > 0 else s.temperatures[1]
+    tau = s.curves.temperatures[0] if a > 0 else s.curves.temperatures[1]
     gate = 1 / (1 + math.exp(-tau * (rho - 1)))
     return 4 / tau * gate * a, 4 * gate * (1 - gate) * rho * a, 0.0, False, False
+
+
+def vespo(rho, a, logp, mu, s):
+    """arXiv:2602.10693: the weight e^lambda W^k e^(-lambda W) of a ratio W is a constant."""
+    k, rate = s.curves.gamma[0] if a > 0 else s.curves.gamma[1]
+    weight = math.exp(rate) * rho**k * math.exp(-rate * rho)
+    return weight * a * logp, 0.0, weight * a, False, False
 
 
 def importance_sampling(rho, a, logp, mu, s):
@@ -65,7 +72,7 @@ def gmpo(ratios, s):
     return bounded, {j: float(bounded[j] == ratio) for j, (ratio, _) in ratios.items()}
 
 
-PAPERS = {"clip": ppo_clip, "cap": cispo, "band": double_sided, "mass": dppo, "soft": sapo, "none": importance_sampling}
+PAPERS = {"clip": ppo_clip, "cap": cispo, "band": double_sided, "mass": dppo, "soft": sapo, "gamma": vespo, "none": importance_sampling}
 
 
 def divergence(logp, mu, ref, estimator):
@@ -199,8 +206,8 @@ def test_a_policy_before_the_step_bounds_tokens_on_both_sides_and_none_while_it_
     assert torch.equal(one.total, other.total)
 
 
-def test_soft_and_none_and_a_loss_without_ratio_bound_nothing():
-    for settings in (PolicySettings(trust_region="soft"), PolicySettings(trust_region="none"), PolicySettings(importance="none")):
+def test_what_fades_and_none_and_a_loss_without_ratio_bound_nothing():
+    for settings in (*map(PolicySettings, ("soft", "gamma", "none")), PolicySettings(importance="none")):
         found = assert_is_the_loop(60, 5, settings)
         assert (found.low, found.high) == (0.0, 0.0)
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gradbus_kernels.operators import PolicySettings, PolicyTokens, policy_loss
+from gradbus_kernels.operators import Curves, PolicySettings, PolicyTokens, policy_loss
 
 
 def doubles(*values):
@@ -36,7 +36,7 @@ def test_at_a_ratio_of_one_every_region_has_the_gradient_of_reinforce(region, im
     assert (loss.ratio.clipped_low, loss.ratio.clipped_high) == (0.0, 0.0)
 
 
-@pytest.mark.parametrize("region", ["clip", "log_clip", "none"])
+@pytest.mark.parametrize("region", ["clip", "log_clip", "gamma", "none"])
 def test_an_answer_of_one_token_has_the_same_ratio_on_every_level(region):
     log_ratios, advantages = doubles(0.1, -0.4, 0.3, 0.9, -0.1), doubles(1.0, -1.0, -0.5, 2.0, 1.0)
     found = [
@@ -80,8 +80,20 @@ def test_a_ratio_of_sequences_is_what_the_shares_count():
 
 
 def test_the_soft_gate_is_one_at_a_ratio_of_one_and_has_the_papers_height():
-    found, _ = slopes(doubles(0.0, math.log(1.3)), doubles(1.0, 1.0), PolicySettings(trust_region="soft", temperatures=(1.0, 9.0)))
+    found, _ = slopes(doubles(0.0, math.log(1.3)), doubles(1.0, 1.0), PolicySettings(trust_region="soft", curves=Curves((1.0, 9.0))))
     assert found.tolist() == pytest.approx([1.0, 1.27118], abs=5e-6)
+
+
+def test_the_gamma_weight_of_a_sequence_is_the_papers_and_fades_on_both_sides():
+    """W = 1.3 of two tokens; e^3 1.3^2 e^-3.9 and e^2 1.3^3 e^-2.6, and each token's own weight in the mean."""
+    halves, settings = doubles(math.log(1.3) / 2, math.log(1.3) / 2), PolicySettings(trust_region="gamma", ratio="product")
+    rising, _ = slopes(halves, doubles(1.0, 1.0), settings, weights=doubles(0.5, 0.25))
+    falling, _ = slopes(halves, doubles(-1.0, -1.0), settings, weights=doubles(0.5, 0.25))
+    assert rising.tolist() == pytest.approx([0.5 * 0.687103, 0.25 * 0.687103], abs=5e-7)
+    assert falling.tolist() == pytest.approx([-0.5 * 1.205739, -0.25 * 1.205739], abs=5e-7)
+    for far in (-20.0, 5.0, 20.0):
+        found, _ = slopes(doubles(far), doubles(1.0), settings)
+        assert 0.0 <= found.item() < 1e-15
 
 
 def test_a_change_in_probability_is_refused_only_further_away():
@@ -179,7 +191,7 @@ def test_the_product_of_ratios_has_the_true_gradient_on_anothers_samples(baselin
 @pytest.mark.parametrize("importance", ["behaviour", "decoupled", "none"])
 @pytest.mark.parametrize("ratio", ["token", "sequence", "product"])
 def test_extreme_ratios_of_sequences_stay_finite(ratio, importance):
-    for region in ("clip", "none"):
+    for region in ("clip", "gamma", "none"):
         assert_finite(PolicySettings(region, importance=importance, ratio=ratio, off_policy_mask=0.1))
 
 
@@ -241,7 +253,6 @@ def test_nan_of_a_token_with_weight_is_never_hidden(region):
         ({"low": 0.2, "high": -0.3}, r"^high: is -0\.3 and low is 0\.2; pass bounds in their order"),
         ({"dual": 1.0}, r"^dual: is 1\.0; pass a number above 1, or None"),
         ({"dual": 3.0, "trust_region": "band"}, r'^dual: bounds "clip" alone; pass None with "band"'),
-        ({"temperatures": (1.0, 0.0)}, r"^temperatures: are \(1\.0, 0\.0\); pass two positive numbers"),
         ({"ratio": "sequence", "trust_region": "soft"}, r'^ratio: is "sequence" and "soft" is of single tokens; pass "token", or'),
         ({"ratio": "product", "trust_region": "cap"}, r'^ratio: is "product" and "cap" is of single tokens'),
         ({"sequence_mask": (1.1, 2.0)}, r"^sequence_mask: is \(1\.1, 2\.0\); pass bounds around a ratio of 1"),
@@ -252,6 +263,13 @@ def test_nan_of_a_token_with_weight_is_never_hidden(region):
 def test_settings_that_are_none_or_do_not_go_together_are_refused_by_name(wrong, words):
     with pytest.raises(ValueError, match=words):
         PolicySettings(**wrong)
+
+
+def test_curves_that_are_none_are_refused_by_name():
+    with pytest.raises(ValueError, match=r"^temperatures: are \(1\.0, 0\.0\); pass two positive numbers"):
+        Curves((1.0, 0.0))
+    with pytest.raises(ValueError, match=r"^gamma: is \(\(2\.0, 3\.0\), \(3\.0, 0\.0\)\); pass two pairs of positive numbers"):
+        Curves(gamma=((2.0, 3.0), (3.0, 0.0)))
 
 
 def test_only_what_looks_at_sequences_needs_them(region):

@@ -62,6 +62,7 @@ const CRITIC = [
 ];
 
 const OUTLIERS = of("Outliers", "share of tokens whose squared log-ratio is too large to move the policy", { outliers: "share" }, exactPercent);
+const COVARIANCE = of("High covariance", "share of tokens that were left out for the covariance of log-probability and advantage", { covariance_clipped: "share" }, exactPercent);
 const DISTANCE = of("Distance of the policies", "total variation between the one that sampled and the trained one; 0 on-policy, at most 1", { total_variation: "distance" });
 const DRIFT = of("Drift", "mean square of the log-ratio of trained and sampling policy", { drift: "drift" });
 const LIKELIHOOD = of("Best samples", "negative log-likelihood of the groups' best samples, in nats per token", { nll: "nll" });
@@ -73,7 +74,7 @@ const optional = ({ algorithm, trainer }) => {
   const coefficients = { ...(algorithm.kl_control ? { kl_coefficient: "KL" } : {}), ...(algorithm.entropy_control ? { entropy_coefficient: "entropy" } : {}) };
   return [
     ...(algorithm.kl ? [LARGEST_KL] : []),
-    ...(algorithm.second_moment ? [OUTLIERS] : []), ...(algorithm.centering ? [DISTANCE] : []),
+    ...(algorithm.second_moment ? [OUTLIERS] : []), ...(algorithm.covariance_clip ? [COVARIANCE] : []), ...(algorithm.centering ? [DISTANCE] : []),
     ...(algorithm.drift ? [DRIFT] : []), ...(algorithm.nll ? [LIKELIHOOD] : []), ...(trainer.inner?.stop_kl ? [STEP_KL] : []),
     ...(Object.keys(coefficients).length ? [of("Coefficients", "of the loss, as their controllers set them", coefficients)] : []),
   ];

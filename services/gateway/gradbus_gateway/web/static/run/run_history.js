@@ -3,7 +3,7 @@ const COLUMNS = [
   "reward", "reward_std", "reward_min", "reward_max", "entropy", "kl", "kl_max", "teacher_kl", "response_length", "truncated", "clip_low", "clip_high", "staleness_mean", "staleness_max",
   "tokens", "grad_norm", "logprob_diff", "filtered", "dropped", "explained_variance", "value_loss",
   "loss", "learning_rate", "accuracy", "margin", "chosen_logprob", "rejected_logprob", "chosen_score", "rejected_score",
-  "desirable_logratio", "undesirable_logratio", "outliers", "total_variation", "step_kl", "drift", "nll", "kl_coefficient", "entropy_coefficient",
+  "desirable_logratio", "undesirable_logratio", "outliers", "covariance_clipped", "total_variation", "step_kl", "drift", "nll", "kl_coefficient", "entropy_coefficient",
 ];
 const MAX_EVENTS = 400;
 const scoreOf = ({ loss, accuracy }) => (loss === undefined ? accuracy : loss);
