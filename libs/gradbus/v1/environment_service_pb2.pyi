@@ -223,14 +223,26 @@ class CloseResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class AskedDraw(_message.Message):
+    __slots__ = ("session", "ordinal")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    ORDINAL_FIELD_NUMBER: _ClassVar[int]
+    session: str
+    ordinal: int
+    def __init__(self, session: _Optional[str] = ..., ordinal: _Optional[int] = ...) -> None: ...
+
 class KeepAliveRequest(_message.Message):
-    __slots__ = ("worker",)
+    __slots__ = ("worker", "known_draws")
     WORKER_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_DRAWS_FIELD_NUMBER: _ClassVar[int]
     worker: str
-    def __init__(self, worker: _Optional[str] = ...) -> None: ...
+    known_draws: _containers.RepeatedCompositeFieldContainer[AskedDraw]
+    def __init__(self, worker: _Optional[str] = ..., known_draws: _Optional[_Iterable[_Union[AskedDraw, _Mapping]]] = ...) -> None: ...
 
 class KeepAliveResponse(_message.Message):
-    __slots__ = ("withdrawn",)
+    __slots__ = ("withdrawn", "withdrawn_draws")
     WITHDRAWN_FIELD_NUMBER: _ClassVar[int]
+    WITHDRAWN_DRAWS_FIELD_NUMBER: _ClassVar[int]
     withdrawn: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, withdrawn: _Optional[_Iterable[str]] = ...) -> None: ...
+    withdrawn_draws: _containers.RepeatedCompositeFieldContainer[AskedDraw]
+    def __init__(self, withdrawn: _Optional[_Iterable[str]] = ..., withdrawn_draws: _Optional[_Iterable[_Union[AskedDraw, _Mapping]]] = ...) -> None: ...

@@ -133,7 +133,9 @@ class AgentService(EnvironmentServiceServicer):
 
     async def KeepAlive(self, request: pb.KeepAliveRequest, context: Context) -> pb.KeepAliveResponse:  # noqa: ARG002, N802
         """See the proto."""
-        return pb.KeepAliveResponse(withdrawn=await self._withdrawals.next(request.worker))
+        known = {(draw.session, draw.ordinal) for draw in request.known_draws}
+        withdrawn = await self._withdrawals.next(request.worker, known)
+        return pb.KeepAliveResponse(withdrawn_draws=[pb.AskedDraw(session=session, ordinal=ordinal) for session, ordinal in withdrawn])
 
     async def _opened(self, episode: AgentEpisode, seconds: float) -> Reply:
         began, share = time.monotonic(), random.uniform(_SPREAD, 1.0)
@@ -234,9 +236,8 @@ async def serve(settings: AgentSettings, process: Process) -> None:
         process.ready = True
         stopping = asyncio.create_task(process.stopping.wait(), name="stopping")
         while not (stopping.done() or serving.done()):
-            gone = live.take_gone()
-            withdrawals.forget(gone)
-            registry.lose(gone)
+            registry.lose(live.take_gone())
+            withdrawals.forget_ended()
             registry.close_idle(settings.session_seconds)
             await agents.keep(registry.addresses)
             await asyncio.wait({stopping, serving}, timeout=_SWEEP_SECONDS, return_when=asyncio.FIRST_COMPLETED)

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from gradbus.rpc import LiveCallers
 from gradbus_agent.episodes.episode import AgentEpisode
 
+_Draw = tuple[str, int]
+"""Session and ordinal."""
+
 
 class Withdrawals:
-    """Sessions whose draws are to be cancelled, by worker."""
+    """The draws that are to be cancelled. Every answer has them all until they have ended, so one that is lost is made up for."""
 
     def __init__(self, live: LiveCallers) -> None:
         self._live = live
-        self._of_worker: defaultdict[str, list[str]] = defaultdict(list)
+        self._episodes: dict[str, AgentEpisode] = {}
+        """Of such draws, by session."""
 
     def add(self, episode: AgentEpisode) -> None:
         """The draw for this episode is for nobody. A worker of which nothing is known draws it to its end."""
         if episode.worker:
-            self._of_worker[episode.worker].append(episode.session)
+            self._episodes[episode.session] = episode
             self._live.answer(episode.worker)
 
-    async def next(self, worker: str) -> list[str]:
-        """The sessions of a worker, for which it is told as soon as there is one. Holds its call, as `LiveCallers.hold`."""
-        await self._live.hold(worker)
-        return self._of_worker.pop(worker, [])
+    async def next(self, worker: str, known: Collection[_Draw]) -> list[_Draw]:
+        """The draws of a worker, as soon as there is one that it does not know. Holds its call, as `LiveCallers.hold`."""
+        if set(told := self._of(worker)) <= set(known):
+            await self._live.hold(worker)
+            return self._of(worker)
+        self._live.note(worker)
+        return told
 
-    def forget(self, workers: Iterable[str]) -> None:
-        """These workers are gone."""
-        for worker in workers:
-            self._of_worker.pop(worker, None)
+    def forget_ended(self) -> None:
+        """Draws that have ended are not told any more."""
+        self._episodes = {session: episode for session, episode in self._episodes.items() if episode.withdrawn_draw is not None}
+
+    def _of(self, worker: str) -> list[_Draw]:
+        found = [(session, episode.withdrawn_draw) for session, episode in self._episodes.items() if episode.worker == worker]
+        return [(session, ordinal) for session, ordinal in found if ordinal is not None]

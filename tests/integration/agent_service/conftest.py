@@ -127,9 +127,11 @@ class Worker:
         drawn.version_first, drawn.version_last = versions
         return request
 
-    async def keep_alive(self):
-        """The sessions whose draws nobody waits for; the call is held until there is one."""
-        return list((await self.stub.KeepAlive(pb.KeepAliveRequest(worker=self.name), timeout=90)).withdrawn)
+    async def keep_alive(self, *known):
+        """The draws that nobody waits for, as (session, ordinal); the call is held until there is one that is not known."""
+        draws = [pb.AskedDraw(session=session, ordinal=ordinal) for session, ordinal in known]
+        answer = await self.stub.KeepAlive(pb.KeepAliveRequest(worker=self.name, known_draws=draws), timeout=90)
+        return [(draw.session, draw.ordinal) for draw in answer.withdrawn_draws]
 
     async def withdraw(self):
         """Draws the turn that was asked to no end, and gives what is asked then."""

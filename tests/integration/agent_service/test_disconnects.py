@@ -1,6 +1,7 @@
 """An agent goes away while a turn is drawn for it: the draw is withdrawn, the turn never was, and the episode goes on if it asks again."""
 
 import asyncio
+import dataclasses
 import time
 
 import pytest
@@ -32,12 +33,12 @@ class Drawing(Game):
         return asyncio.create_task(self.agent.http.post(self.agent.url(path), json=body, headers=self.agent.headers))
 
     async def goes(self, asking):
-        """The agent goes away; the sessions that the worker is told."""
+        """The agent goes away; the draws that the worker is told."""
         asking.cancel()
         went = time.monotonic()
         told = await asyncio.wait_for(self.told, 10)
         assert time.monotonic() - went < 5
-        self.told = asyncio.create_task(self.worker.keep_alive())
+        self.told = asyncio.create_task(self.worker.keep_alive(*told))
         return told
 
 
@@ -63,7 +64,7 @@ async def test_a_draw_is_withdrawn_when_its_agent_goes_away_and_asked_anew_when_
     asking = game.asks(path, stream=stream)
     reply = await game.opening
     game.worker.session = reply.session
-    assert await game.goes(asking) == [reply.session]
+    assert await game.goes(asking) == [(reply.session, 0)]
     game.answering = asyncio.create_task(game.worker.withdraw())
     await asyncio.sleep(0.2)
     assert not game.answering.done(), "nobody asks"
@@ -86,7 +87,7 @@ async def test_another_request_may_come_after_it_and_goes_on_from_the_turns_that
     history = [*SAID, {"role": "assistant", "content": "b"}]
     asking = asyncio.create_task(game.agent.chat([*history, {"role": "user", "content": "c"}]))
     assert [one.content for one in (await game.answering).messages] == ["c"]
-    assert await game.goes(asking) == [game.worker.session]
+    assert await game.goes(asking) == [(game.worker.session, 1)]
     game.answering = asyncio.create_task(game.worker.withdraw())
     other = await game.ask([*history, {"role": "user", "content": "d"}])
     assert ([one.content for one in other.messages], other.HasField("after_turn")) == (["d"], False)
@@ -123,7 +124,7 @@ async def test_a_client_that_comes_back_before_the_draw_has_ended_is_drawn_for_n
     asking = game.asks()
     reply = await game.opening
     game.worker.session = reply.session
-    assert await game.goes(asking) == [reply.session]
+    assert await game.goes(asking) == [(reply.session, 0)]
     again = game.asks()
     await asyncio.sleep(0.3)
     assert (await game.worker.withdraw()).conversation == reply.conversation
@@ -136,7 +137,7 @@ async def test_a_turn_that_was_drawn_by_then_is_a_turn(drawing):
     asking = game.asks()
     reply = await game.opening
     game.worker.session = reply.session
-    assert await game.goes(asking) == [reply.session]
+    assert await game.goes(asking) == [(reply.session, 0)]
     game.answering = asyncio.create_task(game.worker.step("b"))
     await asyncio.sleep(0.3)
     assert (await game.agent.chat("a")).json()["choices"][0]["message"]["content"] == "b", "it is kept for who asks again"
@@ -170,7 +171,7 @@ async def test_a_draw_that_nobody_waits_for_is_withdrawn_though_the_agent_has_en
     game.worker.session = (await game.opening).session
     asking.cancel()
     assert (await game.agent.end(reward=0.5)).status_code == 200, "before the worker is told"
-    assert await asyncio.wait_for(game.told, 10) == [game.worker.session]
+    assert await asyncio.wait_for(game.told, 10) == [(game.worker.session, 0)]
     ended = await game.worker.withdraw()
     assert (ended.status, ended.done, ended.reward) == (OK, True, 0.5)
 
@@ -181,7 +182,7 @@ async def test_an_untrained_turn_is_withdrawn_too(drawing):
     reply = await game.opening
     game.worker.session = reply.session
     assert reply.conversation.untrained
-    assert await game.goes(asking) == [reply.session]
+    assert await game.goes(asking) == [(reply.session, 0)]
     game.answering = asyncio.create_task(game.worker.withdraw())
     assert not (await game.ask("b")).conversation.untrained
     assert (await game.draw("c")).json()["gradbus"]["turn"] == 0
@@ -196,3 +197,42 @@ async def test_steps_out_of_order_are_refused(drawing):
     game.worker.withdrawn = 0
     game.answering = asyncio.create_task(game.worker.step("b"))
     assert (await asking).status_code == 200
+
+
+async def test_a_withdrawal_is_told_until_the_draw_has_ended(drawing):
+    """The answer that says it may be lost."""
+    game = await drawing()
+    asking = game.asks()
+    session = game.worker.session = (await game.opening).session
+    told = await game.goes(asking)
+    assert told == [(session, 0)]
+    assert await asyncio.wait_for(game.worker.keep_alive(), 10) == told, "for a caller that did not get it"
+    assert await asyncio.wait_for(game.worker.keep_alive(("another", 0), (session, 1)), 10) == told
+    await asyncio.sleep(0.3)
+    assert not game.told.done(), "a caller that knows it is not told again"
+    game.answering = asyncio.create_task(game.worker.withdraw())
+    again = game.asks()
+    await game.answering
+    lost = asyncio.create_task(game.worker.keep_alive())
+    await asyncio.sleep(0.3)
+    assert not lost.done(), "the draw of before is over"
+    assert await game.goes(again) == [(session, 1)], "the same request, which is drawn for anew"
+    assert await asyncio.wait_for(lost, 10) == [(session, 1)]
+
+
+async def test_who_goes_on_in_the_session_is_told_what_was_withdrawn_meanwhile(drawing):
+    game = await drawing()
+    asking = game.asks()
+    session = (await game.opening).session
+    next_worker = dataclasses.replace(game.worker, name=f"{game.worker.name}-next")
+    told = asyncio.create_task(next_worker.keep_alive())
+    assert await game.goes(asking) == [(session, 0)]
+    await asyncio.sleep(0.3)
+    assert not told.done()
+    assert (await next_worker.open(resume=True)).session == session
+    assert await asyncio.wait_for(told, 10) == [(session, 0)]
+    asked = asyncio.create_task(next_worker.withdraw())
+    again = game.asks()
+    assert (await asked).conversation.messages[0].content == "a"
+    game.answering = asyncio.create_task(next_worker.step("b"))
+    assert (await again).status_code == 200

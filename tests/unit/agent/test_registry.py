@@ -68,14 +68,16 @@ async def test_a_draw_is_withdrawn_a_while_after_nobody_waits_for_it_and_not_for
         episode.leave(ask, is_delivered=False)
         await asyncio.sleep(0.05)
         assert abandoned == [episode] * (withdrawn + 1)
+        assert episode.withdrawn_draw == withdrawn
         step = StepRequest(turn=0, withdrawn=withdrawn, assistant={"finish": "withdrawn"})
         assert (await episode.step(step, 0.01)).is_away, "nobody asks"
         assert (await episode.step(StepRequest(turn=0, assistant={"finish": "withdrawn"}, withdrawn=withdrawn + 2), 0.01)).status == "error"
+        assert episode.withdrawn_draw is None, "it has ended"
         ask = episode.submit(Question.of(REQUEST), Mark(b"a"))
         assert (await episode.step(step, 1.0)).conversation == REQUEST, "the same step again gets what is asked now"
     episode.leave(ask, is_delivered=False)
     await asyncio.sleep(0.05)
-    assert len(abandoned) == most, "from now on turns are drawn to their ends, and count"
+    assert (len(abandoned), episode.withdrawn_draw) == (most, None), "from now on turns are drawn to their ends, and count"
     assert (episode.counters()["withdrawn"], episode.counters()["turns"]) == (most, 0)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from gradbus.finish import WITHDRAWN
 from gradbus.v1.environment_service_pb2 import StepRequest
 from gradbus_agent.contract import Document, RefusalError, Reply, Verdict
 from gradbus_agent.episodes.asks import Ask, Asks, Mark
@@ -53,6 +54,11 @@ class Progress:
     """Why its key is of no use any more."""
     verdict: Verdict | None = None
 
+    @property
+    def steps(self) -> int:
+        """How many the rollout worker took. The next draw has this ordinal."""
+        return self.turns + self.refused + self.untrained + self.withdrawn
+
 
 class AgentEpisode:
     """One attempt of an episode."""
@@ -83,6 +89,8 @@ class AgentEpisode:
         self._progress = Progress()
         self._opened: Reply | None = None
         self._step: Step | None = None
+        self._abandoned = -1
+        """Ordinal of the newest draw that nobody waited for."""
         self._changed = asyncio.Event()
 
     @property
@@ -94,6 +102,12 @@ class AgentEpisode:
     def is_drawing(self) -> bool:
         """Whether the rollout worker draws a turn: no call of it is due until it has."""
         return self._asks.drawing is not None
+
+    @property
+    def withdrawn_draw(self) -> int | None:
+        """The ordinal of the turn that the rollout worker draws, if nobody has waited for it for a while; else None."""
+        asked, ordinal = self._asks.drawing, self._progress.steps
+        return ordinal if self._abandoned == ordinal and asked is not None and not asked.waiting else None
 
     def is_heard(self, seconds: float) -> bool:
         """Whether its rollout worker waits in a call, or did so within so many seconds."""
@@ -267,7 +281,7 @@ class AgentEpisode:
         if request.is_last:
             self._progress.limit = request.end_reason or "end"
         asked = self._asks.drawing
-        if request.assistant.finish == "withdrawn":
+        if request.assistant.finish == WITHDRAWN:
             self._progress.withdrawn += 1
             self._asks.withdraw()
             count_turn("withdrawn")
@@ -288,6 +302,7 @@ class AgentEpisode:
         """Nobody waited for a while, unless somebody came since and left too."""
         progress, most = self._progress, WITHDRAWN_PER_TURN * self.opening.section.max_turns
         if self._asks.is_abandoned(ask) and ask.left == left and progress.withdrawn < most:
+            self._abandoned = progress.steps
             self.on_abandoned(self)
 
     def _answer(self, asked: Ask, request: StepRequest) -> None:

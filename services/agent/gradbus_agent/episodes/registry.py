@@ -77,6 +77,8 @@ class Registry:
         episode = self._opened(opening, resume=resume)
         if isinstance(episode, AgentEpisode):
             episode.worker, episode.lost = worker, None
+            if episode.withdrawn_draw is not None:  # the worker before may be dead
+                self._on_abandoned(episode)
         return episode
 
     def _opened(self, opening: Opening, *, resume: bool) -> AgentEpisode | Reply:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from gradbus import crash_points
 from gradbus.errors import DatasetError, EnvironmentFaultError, InvalidItemError, SessionLostError
+from gradbus.finish import WITHDRAWN
 from gradbus.formats.tokens import pack_ids
 from gradbus.ids import asked_turn_seed, digest_of, turn_seed
 from gradbus.tokenizer.turns import ChatConversation, DrawnTurn
@@ -40,12 +42,13 @@ from gradbus_rollout.episodes.environment import EnvironmentClient
 from gradbus_rollout.episodes.episode import EpisodeLimits, EpisodeStart, PlayedEpisode
 from gradbus_rollout.episodes.journal import Journal, Journals
 from gradbus_rollout.episodes.transcript import TokenSequence, Transcript
+from gradbus_rollout.episodes.withdrawals import Draw
 from gradbus_rollout.tasks.generation_traces import TurnTimes
 
 _CALL_STATUS: Final = {"ok": CALL_STATUS_OK, "malformed": CALL_STATUS_MALFORMED, "unknown_tool": CALL_STATUS_UNKNOWN_TOOL}
 _NO_TURN: Final = AssistantTurn(finish="none")
 """In place of a turn that the policy had no room to begin."""
-_WITHDRAWN: Final = AssistantTurn(finish="withdrawn")
+_WITHDRAWN: Final = AssistantTurn(finish=WITHDRAWN)
 """In place of a turn that nobody waits for any more."""
 _OPEN: Final = frozenset({END_REASON_UNSPECIFIED, END_REASON_MAX_TURNS})
 
@@ -131,6 +134,7 @@ class Attempt:
 
     def leave(self) -> None:
         """The session, if there is one, is not closed from here: another worker plays on in it, or it is closed already."""
+        self._environment.withdrawals.forget(self._session)
         self._session = ""
 
     async def close(self) -> None:
@@ -250,10 +254,8 @@ class Attempt:
 
         async def generated() -> Completion | None:
             crash_points.reached("mid-draw")  # of other episodes: the engine draws for all of them
-            drawing = self._engine.generate([PromptGroup(start.episode_id, prompt, (seed,), start.greedy, room)])
-            may_leave = self._limits.is_agents and self._session
-            groups = await (self._environment.unless_withdrawn(self._session, drawing) if may_leave else drawing)
-            return groups[0].completions[0] if groups else None
+            group = PromptGroup(start.episode_id, prompt, (seed,), start.greedy, room)
+            return await self._unless_withdrawn(lambda: self._completion_of(group))
 
         completion = await self._journal.drawn(seed, generated)
         if completion is None:
@@ -267,6 +269,19 @@ class Attempt:
             status = _CALL_STATUS[call.status]
             turn.calls.append(ToolCall(call_id=f"{name}.{at}", name=call.name, arguments_json=call.arguments_json, status=status))
         return turn
+
+    async def _completion_of(self, group: PromptGroup) -> Completion:
+        (drawn,) = await self._engine.generate([group])
+        return drawn.completions[0]
+
+    async def _unless_withdrawn(self, start: Callable[[], Coroutine[Any, Any, Completion]]) -> Completion | None:
+        """What is drawn; None if it is for an agent that is gone. A worker is told so of sessions that it has opened, or goes on in."""
+        if not self._limits.is_agents:
+            return await start()
+        if not self._session:
+            await self._open(resume=True)
+        ordinal = len(self._transcript.turns) + self._refused + self._untrained + self._withdrawn
+        return await self._environment.withdrawals.unless_withdrawn(Draw(self._session, ordinal), start)
 
     def _seed(self, asked: str) -> int:
         """Of the next turn; an agent's is drawn after the prompt with the digest `asked`."""

@@ -7,9 +7,9 @@ import contextlib
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from grpc import StatusCode
 from grpc.aio import AioRpcError
@@ -36,6 +36,7 @@ from gradbus.v1.environment_service_pb2 import (
     StepRequest,
     StepResponse,
 )
+from gradbus_rollout.episodes.withdrawals import Draw, Withdrawals
 
 if TYPE_CHECKING:
     from gradbus.v1.environment_service_pb2_grpc import EnvironmentServiceAsyncStub
@@ -51,7 +52,6 @@ _CLOSE_SECONDS = 15.0
 _FAULTS = frozenset({StatusCode.INVALID_ARGUMENT, StatusCode.FAILED_PRECONDITION, StatusCode.INTERNAL, StatusCode.UNKNOWN})
 """Of a call that would fail again. With any other code the service is away, busy, or not set up for this worker."""
 _Answer = TypeVar("_Answer", OpenResponse, StepResponse)
-_Drawn = TypeVar("_Drawn")
 
 
 @dataclass(slots=True)
@@ -66,8 +66,7 @@ class EnvironmentClient:
     """Why it is waited for; empty if it is not."""
     away_since: float | None = None
     """When a call was first told that it is away, with no answer to any call since; by the monotonic clock."""
-    draws: dict[str, asyncio.Future[None]] = field(default_factory=dict)
-    """Of the sessions for which a turn is drawn: done if nobody waits for it any more."""
+    withdrawals: Withdrawals = field(default_factory=Withdrawals)
     worker: str = field(default_factory=lambda: secrets.token_hex(8))
     """Names this process while it serves this run: a worker that is started again is another one."""
 
@@ -79,9 +78,9 @@ class EnvironmentClient:
             try:
                 said = await self.stub.KeepAlive(request, timeout=2 * HELD_SECONDS, wait_for_ready=True)
                 failed = None
-                for session in said.withdrawn:
-                    if (draw := self.draws.get(session)) is not None and not draw.done():
-                        draw.set_result(None)
+                request = KeepAliveRequest(worker=self.worker, known_draws=said.withdrawn_draws)
+                for draw in said.withdrawn_draws:
+                    self.withdrawals.add(Draw(draw.session, draw.ordinal))
             except AioRpcError as error:
                 if error.code() is not failed:
                     _log.warning("keep_alive_failed", run_id=self.record.run_id, error=self._described(error))
@@ -112,19 +111,9 @@ class EnvironmentClient:
         request.run_id = self.record.run_id
         return await self._answer(lambda: self.stub.Step(request, timeout=self._seconds, wait_for_ready=True))
 
-    async def unless_withdrawn(self, session: str, drawing: Coroutine[Any, Any, _Drawn]) -> _Drawn | None:
-        """What is drawn for a session; None if nobody waits for it any more, and it is cancelled."""
-        withdrawn = self.draws[session] = asyncio.get_running_loop().create_future()
-        draw = asyncio.create_task(drawing, name="draw")
-        try:
-            await asyncio.wait({draw, withdrawn}, return_when=asyncio.FIRST_COMPLETED)
-            return draw.result() if draw.done() else None
-        finally:
-            draw.cancel()
-            del self.draws[session]
-
     async def close(self, session: str) -> None:
         """Ends a session. If the call fails, the service ends it some time after its last call."""
+        self.withdrawals.forget(session)
         with contextlib.suppress(AioRpcError):
             await self.stub.Close(CloseRequest(run_id=self.record.run_id, session=session), timeout=_CLOSE_SECONDS)
 

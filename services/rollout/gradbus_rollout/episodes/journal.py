@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -17,6 +17,7 @@ from gradbus import crash_points
 from gradbus.buffer import functions
 from gradbus.errors import CorruptRecordError, EnvironmentFaultError, SupersededError
 from gradbus.experience.records import seal, unseal_message
+from gradbus.finish import WITHDRAWN
 from gradbus.formats.tokens import pack_ids, unpack_ids
 from gradbus.telemetry import PROCESS, get_logger
 from gradbus.v1.environment_service_pb2 import OpenResponse, StepResponse
@@ -27,7 +28,6 @@ from gradbus_rollout.engines.base import Completion, TokenSpan
 from gradbus_rollout.episodes.gathered import Gathered
 
 _log = get_logger(__name__)
-_WITHDRAWN: Final = "withdrawn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class Journal:
                 raise EnvironmentFaultError(
                     "the episode's journal has a turn with another seed; it is removed, and the episode begins anew"
                 )
-            return None if entry.drawn.finish == _WITHDRAWN else _completion(entry.drawn)
+            return None if entry.drawn.finish == WITHDRAWN else _completion(entry.drawn)
         completion = await draw()
         await self._write(JournalEntry(drawn=_drawn_turn(completion, seed)))
         return completion
@@ -175,7 +175,7 @@ class Journal:
 
 def _drawn_turn(completion: Completion | None, seed: int) -> DrawnTurn:
     if completion is None:
-        return DrawnTurn(finish=_WITHDRAWN, seed=seed)
+        return DrawnTurn(finish=WITHDRAWN, seed=seed)
     spans = [Span(start=span.start, end=span.end, version=span.version, trainable=True) for span in completion.spans]
     return DrawnTurn(
         token_ids=pack_ids(completion.token_ids), logprobs=completion.logprobs, spans=spans, finish=completion.finish, seed=seed
