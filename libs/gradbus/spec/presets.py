@@ -126,6 +126,12 @@ ABOUT: Final[Mapping[str, Preset]] = {
         "the plain policy gradient; on-policy samples (`schedule.max_staleness` = 0)",
         {"normalize_std": False, "importance": "none", "trust_region": "none"},
     ),
+    # By token, as in Tinker, whose example has a beta of 0.05: the drift is half of it.
+    "dro": Preset(
+        "2405.19107",
+        "stale samples: no ratio and no clip, but a quadratic pull back to the policy that sampled (4)",
+        {"normalize_std": False, "filter": "none", "importance": "none", "trust_region": "none", "drift": 0.025},
+    ),
     "qae": Preset(
         "2509.22611",
         "rewards of 0 and 1: learns from the rare answers of a prompt alone, which keeps the entropy",

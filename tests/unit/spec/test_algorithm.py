@@ -58,6 +58,7 @@ def test_the_numbers_of_the_papers():
     assert (AlgorithmSpec(name="dapo").clip, AlgorithmSpec(name="dapo").overlong_penalty) == ((0.2, 0.28), 1.0)
     assert (AlgorithmSpec(name="gspo").clip, AlgorithmSpec(name="gspo").ratio) == ((3e-4, 4e-4), "sequence")
     assert AlgorithmSpec(name="sapo").soft_temperatures == (1.0, 1.05)
+    assert (AlgorithmSpec(name="dro").drift, AlgorithmSpec(name="dro").importance) == (0.025, "none")
     assert (AlgorithmSpec(name="vespo").gamma_curves, AlgorithmSpec(name="vespo").ratio) == (((2.0, 3.0), (3.0, 2.0)), "product")
     for name, kl in (("rloo", 0.05), ("reinforce_pp", 0.01), ("ppo", 0.0)):
         assert (AlgorithmSpec(name=name).kl, AlgorithmSpec(name=name).kl_place) == (kl, "reward")
@@ -297,6 +298,7 @@ def test_several_updates_that_could_not_be_made_or_that_nothing_bounds_are_refus
         several(epochs=2, stop_kl=0.02),
         several(epochs=2, algorithm={"name": "gpg"}, schedule={"max_staleness": 0}),
         several(algorithm={"name": "gpg"}),
+        several(epochs=2, algorithm={"name": "dro"}),
         several(epochs=2, algorithm={"importance": "decoupled"}),
     ],
     ids=str,

@@ -14,6 +14,7 @@ up to the step's loss, whatever their number. Weights and settings make the vari
 | GMPO (arXiv:2507.20673) | `trust_region="log_clip"`, `ratio="sequence"`, `low=high=0.4` | `token_weights(counts, "sequence")` |
 | RLOO (Ahmadian et al. 2024, arXiv:2402.14740) | `ratio="product"`, `trust_region="none"` | `token_weights(counts, "sequence")` |
 | REINFORCE; GPG (Chu et al. 2025, arXiv:2504.02546) | `importance="none"` | `token_weights(counts, "token")` |
+| DRO (arXiv:2405.19107, by token), with beta = 2 drift | `importance="none"`, `drift=0.025` | `token_weights(counts, "token")` |
 | SAPO (Qwen 2025, arXiv:2511.20347) | `trust_region="soft"` | `token_weights(counts, "sequence")` |
 | VESPO (arXiv:2602.10693) | `trust_region="gamma"`, `ratio="product"` | `token_weights(counts, "token")` |
 | DPPO (arXiv:2602.04879; prime-rl adds `drift=1e-3`) | `trust_region="mass"` | `token_weights(counts, "token")` |

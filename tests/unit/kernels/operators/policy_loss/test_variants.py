@@ -142,6 +142,15 @@ def test_the_drift_pulls_every_token_back_to_the_policy_that_sampled_it():
     assert plain.drift == 0.0
 
 
+def test_without_a_ratio_the_drift_makes_dro_whose_tokens_stop_where_their_log_ratio_is_the_advantage_by_beta():
+    """arXiv:2405.19107 by token, as Tinker has it: A log pi - beta/2 (log rho)², so the slope is A - beta log rho."""
+    log_ratios, advantages, beta = doubles(0.0, 2.0, -2.0, 10.0, 0.1), doubles(1.0, 1.0, 1.0, 1.0, -0.5), 0.1
+    found, loss = slopes(log_ratios, advantages, PolicySettings(importance="none", drift=beta / 2))
+    assert found.tolist() == pytest.approx([1.0, 0.8, 1.2, 0.0, -0.51])
+    objective = advantages * (log_ratios - 1.5) - beta / 2 * log_ratios.square()
+    assert loss.total.item() == pytest.approx(-objective.sum().item(), rel=1e-15)
+
+
 def test_the_likelihood_of_imitated_tokens_grows_whatever_their_advantages_and_ratios():
     settings = PolicySettings(trust_region="band", low=0.5, high=0.5, nll=0.1)
     behaviour = doubles(-1.0, -2.0, -3.0)
