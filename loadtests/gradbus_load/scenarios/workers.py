@@ -28,6 +28,7 @@ from gradbus_load.outcome import Finding, Outcome, percentile
 from gradbus_load.processes import cpu_seconds
 from gradbus_load.rig import Bench, Json, LoadError, rounded
 from gradbus_load.stub_workers.rig import WorkersRig, held_folder
+from gradbus_load.syncs import syncs_per_second
 
 _MIB: Final = 1 << 20
 _SERVICES: Final = ("conductor", "gateway", "nats", "weight_store", "buffer")
@@ -55,6 +56,8 @@ class Settings:
     """How long each cost is measured."""
     settle_seconds: float = 5.0
     """Before that, once every worker serves."""
+    syncs_seconds: float = 10.0
+    """After that, how long syncs are counted, which costs more than they do."""
     rig: WorkersRig = field(default_factory=lambda: WorkersRig(learner=LearnerTiming(step_seconds=4.0)))
     floor_cores: float = 0.5
     floor_mib: float = 500.0
@@ -133,6 +136,7 @@ class _Measurement:
         assigned = await self._until_serving(run_ids, point.workers)
         await asyncio.sleep(settings.settle_seconds)
         found: Json = point._asdict() | {"assigned_seconds": assigned} | await self._costs()
+        found["syncs_per_second"] = await syncs_per_second(bench.pids()["nats"], settings.syncs_seconds)
         found["list_ms"] = await self._list_ms()
         left, began = point.workers - await settings.rig.lose(bench.stack), time.monotonic()
         await self._until(lambda: self._serving(run_ids) <= left, f"the death of all but {left} workers")
@@ -251,6 +255,7 @@ def _outcome(settings: Settings, found: list[Json]) -> Outcome:
         *columns,
         "beats/s",
         *written,
+        "nats syncs/s",
         "told p50 s",
         "told last s",
         "held last s",
@@ -276,6 +281,7 @@ def _row(one: Mapping[str, Any]) -> tuple[Any, ...]:
         *(f"{one['mib'][name]:.0f}" for name in _SERVICES),
         f"{one['beats_per_second']:.0f}",
         *(f"{one['writes_per_second'][name]:.1f}" for name in _SYNCED),
+        "" if one["syncs_per_second"] is None else f"{one['syncs_per_second']:.0f}",
         f"{one['told_seconds']['p50']:.2f}",
         f"{one['told_seconds']['last']:.2f}",
         f"{one['held_seconds']['last']:.2f}",
