@@ -25,10 +25,9 @@ from gradbus.control.runs import RunStatus
 from gradbus.v1.weights_pb2 import WeightManifest
 from gradbus_load.calibration import LearnerTiming
 from gradbus_load.outcome import Finding, Outcome, percentile
-from gradbus_load.processes import cpu_seconds
+from gradbus_load.processes import cpu_seconds, syncs_per_second
 from gradbus_load.rig import Bench, Json, LoadError, rounded
 from gradbus_load.stub_workers.rig import WorkersRig, held_folder
-from gradbus_load.syncs import syncs_per_second
 
 _MIB: Final = 1 << 20
 _SERVICES: Final = ("conductor", "gateway", "nats", "weight_store", "buffer")
