@@ -54,7 +54,9 @@ async def asks_rest(bench):
 @pytest.mark.slow
 async def test_workers_that_share_a_process_serve_are_told_of_versions_and_are_missed(tmp_path):
     rig = WorkersRig(processes=2, group_seconds=0.01, learner=LearnerTiming(step_seconds=0.2))
-    settings = workers.Settings(points=((4, 1), (6, 2)), seconds=4.0, settle_seconds=0.0, rig=rig, floor_version_seconds=1.0)
+    settings = workers.Settings(
+        points=((4, 1), (6, 2)), seconds=4.0, settle_seconds=0.0, syncs_seconds=1.0, rig=rig, floor_version_seconds=1.0
+    )
     async with running(tmp_path, rig) as bench:
         outcome = await workers.measure(settings, bench)
     assert [row[:2] for row in outcome.rows] == [(4, 1), (6, 2)]

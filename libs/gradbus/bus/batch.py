@@ -25,8 +25,8 @@ class Message:
     headers: Mapping[str, str]
 
 
-async def publish_batch(client: Client, messages: Sequence[Message]) -> None:
-    """Stores messages of one stream, all of them or none.
+async def publish_batch(client: Client, messages: Sequence[Message]) -> int:
+    """Stores messages of one stream, all of them or none; returns the sequence of the last, which the others' directly precede.
 
     Raises APIError if the server refuses one of them, or batches for this stream, and other errors of NATS.
     """
@@ -38,6 +38,7 @@ async def publish_batch(client: Client, messages: Sequence[Message]) -> None:
     answer = json.loads((await client.request(last.subject, last.payload, timeout=_SECONDS, headers=headers)).data)
     if "error" in answer:
         raise APIError.from_error(answer["error"])
+    return int(answer["seq"])
 
 
 def _numbered(message: Message, batch: str, number: int) -> dict[str, str]:

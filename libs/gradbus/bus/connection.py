@@ -21,6 +21,7 @@ from nats.js.kv import KeyValue
 from gradbus.aio.tasks import cancel_and_wait
 from gradbus.bus import subjects
 from gradbus.bus.batch import Message, publish_batch
+from gradbus.bus.group_commit import GroupCommit
 from gradbus.bus.kv import Bucket
 from gradbus.bus.view import BucketTraits
 from gradbus.errors import SettingsError
@@ -97,7 +98,7 @@ class Bus:
             try:
                 store = await self._store(name)
                 traits = BucketTraits(name in _TTL_SECONDS and name not in _MARKED, _is_synced(name, self._settings.replicas))
-                self._buckets[name] = Bucket(store, self.jetstream, name, traits, self._reconnects)
+                self._buckets[name] = Bucket(store, GroupCommit(self.client, self.jetstream), name, traits, self._reconnects)
             except TimeoutError:
                 _log.info("nats_unreachable", waiting_for=f"bucket {name}")
         return self._buckets[name]

@@ -7,12 +7,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
 
-from nats.js import JetStreamContext
 from nats.js.errors import APIError, KeyNotFoundError, KeyWrongLastSequenceError
 from nats.js.kv import KeyValue
 
 from gradbus.aio.tasks import background
 from gradbus.bus.batch import Message
+from gradbus.bus.group_commit import GroupCommit
 from gradbus.bus.subjects import MARKER_TTL_SECONDS
 from gradbus.bus.view import BucketTraits, View
 from gradbus.errors import GradbusError
@@ -21,6 +21,7 @@ from gradbus.telemetry import WireOperation
 _READ = WireOperation("nats", {"messaging.system": "nats", "gradbus.operation": "kv_read"})
 _WRITE = WireOperation("nats", {"messaging.system": "nats", "gradbus.operation": "kv_write"})
 _WRONG_REVISION = {10071, 10164}
+_EXPECTED = "Nats-Expected-Last-Subject-Sequence"
 
 
 class Conflict(GradbusError):  # noqa: N818 - control flow, not a fault
@@ -38,12 +39,11 @@ class Entry:
 class Bucket:
     """One key-value bucket."""
 
-    def __init__(
-        self, store: KeyValue, jetstream: JetStreamContext, name: str, traits: BucketTraits, reconnects: Callable[[], int]
-    ) -> None:
+    def __init__(self, store: KeyValue, commits: GroupCommit, name: str, traits: BucketTraits, reconnects: Callable[[], int]) -> None:
         """`reconnects`: how often the connection was lost."""
         self._store = store
-        self._jetstream = jetstream
+        self._commits = commits
+        self._jetstream = commits.jetstream
         self._name = name
         self._traits = traits
         self._reconnects = reconnects
@@ -75,14 +75,17 @@ class Bucket:
 
     def creation(self, key: str, value: bytes) -> Message:
         """The write of a new key, for `Bus.publish_batch`, which is refused if the key exists or existed."""
-        return Message(f"$KV.{self._name}.{key}", value, {"Nats-Expected-Last-Subject-Sequence": "0"})
+        return Message(f"$KV.{self._name}.{key}", value, {_EXPECTED: "0"})
 
     async def update(self, key: str, value: bytes, revision: int) -> int:
         """Replaces the value of a key. Raises Conflict if `revision` is not its newest."""
+        message = Message(f"$KV.{self._name}.{key}", value, {_EXPECTED: str(revision)})
         try:
             with _WRITE.measured(len(value)):
-                return await self._store.update(key, value, last=revision)
-        except KeyWrongLastSequenceError:
+                return await self._commits.write(message)
+        except APIError as error:
+            if error.err_code not in _WRONG_REVISION:
+                raise
             raise Conflict(f"key {key} changed; read it again") from None
 
     async def delete(self, key: str, revision: int | None = None) -> None:
@@ -101,7 +104,7 @@ class Bucket:
         """
         headers = {"KV-Operation": "PURGE", "Nats-Rollup": "sub"}
         if revision is not None:
-            headers["Nats-Expected-Last-Subject-Sequence"] = str(revision)
+            headers[_EXPECTED] = str(revision)
         try:
             with _WRITE.measured():
                 await self._jetstream.publish(f"$KV.{self._name}.{key}", b"", headers=headers, msg_ttl=MARKER_TTL_SECONDS)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 import secrets
 import time
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ _log = get_logger(__name__)
 _PAUSE: Final = 0.2
 """Parts of the time to live: between two renewals, after one that failed, and until the server must have answered one."""
 _PAUSE_AFTER_FAILURE: Final = 0.02
+_PHASE: Final = random.random()
+"""Part of a pause. The leases of a process are renewed at one time, so they share a synced write; those of other processes at another."""
 _ANSWER: Final = 0.3
 
 
@@ -85,7 +88,8 @@ class Lease:
         """An answer that is lost must not cost the lease: the next attempt comes before the holder of a device would be killed."""
         pause = _PAUSE
         while True:
-            await asyncio.sleep(pause * self._ttl)
+            seconds = pause * self._ttl
+            await asyncio.sleep(seconds * (1 - (time.monotonic() / seconds + _PHASE) % 1))
             began, pause = time.monotonic(), _PAUSE_AFTER_FAILURE
             try:
                 async with asyncio.timeout(_ANSWER * self._ttl):

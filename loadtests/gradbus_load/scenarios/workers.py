@@ -25,12 +25,14 @@ from gradbus.control.runs import RunStatus
 from gradbus.v1.weights_pb2 import WeightManifest
 from gradbus_load.calibration import LearnerTiming
 from gradbus_load.outcome import Finding, Outcome, percentile
-from gradbus_load.processes import cpu_seconds
+from gradbus_load.processes import cpu_seconds, syncs_per_second
 from gradbus_load.rig import Bench, Json, LoadError, rounded
 from gradbus_load.stub_workers.rig import WorkersRig, held_folder
 
 _MIB: Final = 1 << 20
 _SERVICES: Final = ("conductor", "gateway", "nats", "weight_store", "buffer")
+_SYNCED: Final = (Buckets.RUNS, Buckets.LEASES, Buckets.HEADS, Buckets.ASSIGNMENTS)
+"""Buckets whose writes wait for the disk."""
 _LIMIT_SECONDS: Final = 180.0
 _POLL_SECONDS: Final = 0.05
 _STEPS: Final = 1_000_000
@@ -53,6 +55,8 @@ class Settings:
     """How long each cost is measured."""
     settle_seconds: float = 5.0
     """Before that, once every worker serves."""
+    syncs_seconds: float = 10.0
+    """After that, how long syncs are counted, which costs more than they do."""
     rig: WorkersRig = field(default_factory=lambda: WorkersRig(learner=LearnerTiming(step_seconds=4.0)))
     floor_cores: float = 0.5
     floor_mib: float = 500.0
@@ -74,14 +78,18 @@ class Versions:
         self.published[manifest.run_id, manifest.step] = message.metadata.timestamp.timestamp()
 
     def delays(self, folder: Path, since: float, until: float) -> tuple[list[list[float]], list[list[float]]]:
-        """Of each version published in that time, the sorted seconds after which its workers were told of it, and held it."""
+        """Of each version published in that time, the sorted seconds after which its workers were told of it, and held it.
+
+        Its workers are those that had the run when it was published: who joins later is told then.
+        """
         told: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
         held: defaultdict[tuple[str, int], list[float]] = defaultdict(list)
         for file in folder.iterdir():
             for line in file.read_text().splitlines():
-                run_id, step, told_at, held_at = line.split()
-                told[run_id, int(step)].append(float(told_at))
-                held[run_id, int(step)].append(float(held_at))
+                run_id, step, joined_at, told_at, held_at = line.split()
+                if float(joined_at) <= self.published.get((run_id, int(step)), 0.0):
+                    told[run_id, int(step)].append(float(told_at))
+                    held[run_id, int(step)].append(float(held_at))
         chosen = [(version, begin) for version, begin in self.published.items() if since <= begin <= until and held[version]]
         told_after, held_after = [[sorted(at - begin for at in times[version]) for version, begin in chosen] for times in (told, held)]
         return told_after, held_after
@@ -127,10 +135,14 @@ class _Measurement:
         assigned = await self._until_serving(run_ids, point.workers)
         await asyncio.sleep(settings.settle_seconds)
         found: Json = point._asdict() | {"assigned_seconds": assigned} | await self._costs()
+        found["syncs_per_second"] = await syncs_per_second(bench.pids()["nats"], settings.syncs_seconds)
         found["list_ms"] = await self._list_ms()
-        dead, began = await settings.rig.lose(bench.stack), time.monotonic()
-        await self._until_serving(run_ids, point.workers - dead)
+        left, began = point.workers - await settings.rig.lose(bench.stack), time.monotonic()
+        await self._until(lambda: self._serving(run_ids) <= left, f"the death of all but {left} workers")
         found["death_seconds"] = time.monotonic() - began
+        # Workers that change their run because there are fewer now serve none meanwhile.
+        await self._until_serving(run_ids, left)
+        found["shared_seconds"] = time.monotonic() - began
         for run_id in run_ids:
             await asyncio.to_thread(bench.client.cancel, run_id)
         await self._until(lambda: all(self._status(run_id).state == "cancelled" for run_id in run_ids), "the end of the runs")
@@ -139,10 +151,11 @@ class _Measurement:
     async def _costs(self) -> Json:
         """CPU seconds a second and memory of each process, heartbeats a second, and the delays of versions."""
         bench, seconds = self.bench, self.settings.seconds
-        before, beats, began = bench.usage(), await self._beats(), time.time()
+        before, written, began = bench.usage(), await self._written(), time.time()
         await asyncio.sleep(seconds)
         ended = time.time()
-        after, counted = bench.usage(), await self._beats() - beats
+        after = bench.usage()
+        writes = {name: (count - written[name]) / (ended - began) for name, count in (await self._written()).items()}
         spent = {name: taken / (ended - began) for name, taken in cpu_seconds(before, after).items()}
         # What was published in the last seconds may still be on its way.
         until = ended - self.settings.floor_version_seconds
@@ -152,16 +165,18 @@ class _Measurement:
             "workers_cores": round(sum(taken for name, taken in spent.items() if name.startswith("rollout-")), 3),
             "trainers_cores": round(spent["trainer-0"], 3),
             "mib": rounded({name: after[name].rss_bytes / _MIB for name in _SERVICES}, 1),
-            "beats_per_second": round(counted / (ended - began), 1),
+            "beats_per_second": round(writes.pop(Buckets.WORKERS), 1),
+            "writes_per_second": rounded(writes, 1),
             "versions": len(held),
             "holders_per_version": statistics.median(map(len, held)) if held else 0,
             "told_seconds": _spread(told),
             "held_seconds": _spread(held),
         }
 
-    async def _beats(self) -> int:
-        info = await self.bus.jetstream.stream_info(f"KV_{Buckets.WORKERS}")
-        return info.state.last_seq
+    async def _written(self) -> dict[str, int]:
+        """How often each bucket has been written."""
+        infos = {name: await self.bus.jetstream.stream_info(f"KV_{name}") for name in (Buckets.WORKERS, *_SYNCED)}
+        return {name: info.state.last_seq for name, info in infos.items()}
 
     async def _list_ms(self) -> float:
         """Milliseconds of the list of the first workers."""
@@ -170,8 +185,16 @@ class _Measurement:
         return round(1000 * (time.perf_counter() - began), 1)
 
     async def _until_serving(self, run_ids: Sequence[str], workers: int) -> float:
-        """Seconds until the conductor counts so many rollout workers of the runs."""
-        return await self._until(lambda: sum(self._status(run_id).progress.workers for run_id in run_ids) == workers, f"{workers} workers")
+        """Seconds until every run has a trainer and the conductor counts so many rollout workers of the runs."""
+
+        def serve() -> bool:
+            return self._serving(run_ids) == workers and all(self._status(run_id).state == "running" for run_id in run_ids)
+
+        return await self._until(serve, f"{workers} workers at {len(run_ids)} runs that train")
+
+    def _serving(self, run_ids: Sequence[str]) -> int:
+        """Rollout workers that the conductor counts."""
+        return sum(self._status(run_id).progress.workers for run_id in run_ids)
 
     async def _until(self, condition: Callable[[], bool], what: str) -> float:
         began = time.monotonic()
@@ -224,7 +247,22 @@ def _outcome(settings: Settings, found: list[Json]) -> Outcome:
         *(Finding(f"a worker adds to {name}", added[-1], "ms of CPU a s") for name, added in grown.items() if added),
     ]
     columns = (*(f"{name} cores" for name in _SERVICES), *(f"{name} MiB" for name in _SERVICES))
-    header = ("workers", "runs", *columns, "beats/s", "told p50 s", "told last s", "held last s", "death s", "all assigned s", "list ms")
+    written = (f"{name} writes/s" for name in _SYNCED)
+    header = (
+        "workers",
+        "runs",
+        *columns,
+        "beats/s",
+        *written,
+        "nats syncs/s",
+        "told p50 s",
+        "told last s",
+        "held last s",
+        "death s",
+        "shared s",
+        "all assigned s",
+        "list ms",
+    )
     return Outcome("workers", findings, header, [_row(one) for one in found], {"settings": asdict(settings), "points": found}, plot)
 
 
@@ -241,10 +279,13 @@ def _row(one: Mapping[str, Any]) -> tuple[Any, ...]:
         *(f"{one['cores'][name]:.3f}" for name in _SERVICES),
         *(f"{one['mib'][name]:.0f}" for name in _SERVICES),
         f"{one['beats_per_second']:.0f}",
+        *(f"{one['writes_per_second'][name]:.1f}" for name in _SYNCED),
+        "" if one["syncs_per_second"] is None else f"{one['syncs_per_second']:.0f}",
         f"{one['told_seconds']['p50']:.2f}",
         f"{one['told_seconds']['last']:.2f}",
         f"{one['held_seconds']['last']:.2f}",
         f"{one['death_seconds']:.1f}",
+        f"{one['shared_seconds']:.1f}",
         f"{one['assigned_seconds']:.1f}",
         one["list_ms"],
     )

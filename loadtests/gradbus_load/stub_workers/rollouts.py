@@ -52,7 +52,7 @@ class Digests:
 class HeldVersions:
     """A file with a line for each version that a worker of this process has loaded.
 
-    The line has run, version, and the Unix seconds at which the worker was told of it and at which it held it.
+    The line has run, version, and the Unix seconds at which the worker took the run up, was told of the version, and held it.
     """
 
     def __init__(self, file: TextIO) -> None:
@@ -66,10 +66,10 @@ class HeldVersions:
         with path.open("a", buffering=1) as file:
             yield cls(file)
 
-    def add(self, run_id: str, version: int, told_seconds: float) -> None:
-        """A worker holds the version now, of which it was told so many seconds ago."""
+    def add(self, run_id: str, version: int, joined: float, told_seconds: float) -> None:
+        """A worker holds the version now, of which it was told so many seconds ago. `joined`: when it took the run up."""
         now = time.time()
-        self._file.write(f"{run_id} {version} {now - told_seconds:.6f} {now:.6f}\n")
+        self._file.write(f"{run_id} {version} {joined:.6f} {now - told_seconds:.6f} {now:.6f}\n")
 
 
 class StubEngine:
@@ -148,10 +148,10 @@ class StubRollout:
 
     async def serve_run(self, record: RunRecord) -> None:
         """See `RunServer.serve_run`."""
-        clients, presence = self._clients, self._clients.heartbeat.presence
+        joined, clients, presence = time.time(), self._clients, self._clients.heartbeat.presence
         versions = VersionLoader(clients.bus, clients.objects, clients.weight_store, record.run_id, self._settings.cache_dir)
         engine = StubEngine(
-            self._digests, self._seconds, lambda version: self._held.add(record.run_id, version, versions.known_for(version))
+            self._digests, self._seconds, lambda version: self._held.add(record.run_id, version, joined, versions.known_for(version))
         )
         presence.engine = engine.name
         clients.heartbeat.show_preparing("")

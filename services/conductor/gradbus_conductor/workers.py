@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from bisect import bisect_left, insort
@@ -53,6 +54,7 @@ class WorkerPool:
         """Live trainers by run, only of runs that have one."""
         self._trained: list[str] = []
         """Those runs, oldest first."""
+        self._trainer_moved = asyncio.Event()
         self.live = LiveWorkers(workers)
         assigned.listen(self._on_assignment)
         self.live.listen(self._move)
@@ -108,6 +110,12 @@ class WorkerPool:
     def runs_with_trainers(self) -> Sequence[str]:
         """Runs that have a live trainer, oldest first."""
         return tuple(self._trained)
+
+    async def wait_for_trainers(self, seconds: float) -> None:
+        """Returns when a trainer came, went, or changed its run, after so many seconds at the latest."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._trainer_moved.wait()
 
     async def catch_up(self) -> None:
         """Returns once the assignments show every write that NATS stored before the call. Raises an error of NATS, or TimeoutError."""
@@ -188,6 +196,9 @@ class WorkerPool:
         self._live.move(name, place)
         self._count_trainer(before, -1)
         self._count_trainer(place, 1)
+        if "trainer" in {one.role for one in (before, place) if one is not None}:
+            self._trainer_moved.set()
+            self._trainer_moved = asyncio.Event()
 
     def _count_trainer(self, place: _Place | None, change: int) -> None:
         if place is None or place.role != "trainer" or not place.run_id:

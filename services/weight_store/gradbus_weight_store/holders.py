@@ -27,18 +27,19 @@ class Holders:
         self._run_id = run_id
         self._workers: dict[_Version, set[str]] = {}
         self._forgotten: set[_Version] = set()
-        self._changed = False
+        self.changed = False
+        """Whether there is something to store."""
 
     def add(self, attestation: Attestation) -> None:
         """Remembers an attestation whose digest is the version's."""
         workers = self._workers.setdefault((attestation.step, attestation.digest), set())
-        self._changed |= attestation.worker not in workers
+        self.changed |= attestation.worker not in workers
         workers.add(attestation.worker)
 
     def forget(self, versions: AbstractSet[_Version]) -> None:
         """Forgets versions that retention deletes."""
         self._forgotten |= versions
-        self._changed |= bool(versions)
+        self.changed |= bool(versions)
         for version in versions:
             self._workers.pop(version, None)
 
@@ -53,25 +54,25 @@ class Holders:
 
     async def store(self) -> None:
         """Writes what changed; what another replica writes at the same time is taken over by the next call."""
-        if not self._changed:
+        if not self.changed:
             return
         await self._merge()
-        if not self._changed:  # the run was deleted meanwhile
+        if not self.changed:  # the run was deleted meanwhile
             return
-        self._changed, written = False, set(self._forgotten)
+        self.changed, written = False, set(self._forgotten)
         try:
             await self._key.replace(self._encoded())
         except Conflict:
-            self._changed = True
+            self.changed = True
         except BaseException:
-            self._changed = True
+            self.changed = True
             raise
         else:
             self._forgotten -= written
 
     async def delete(self) -> None:
         """Forgets the run."""
-        self._workers, self._changed = {}, False
+        self._workers, self.changed = {}, False
         await self._heads.purge(self._key.key)
 
     async def _merge(self) -> None:

@@ -12,7 +12,7 @@ import grpc
 from nats.errors import Error as NatsError
 from nats.js.errors import APIError
 
-from gradbus.aio.tasks import background
+from gradbus.aio.tasks import background, map_bounded
 from gradbus.bus import Bucket, Buckets, Bus
 from gradbus.control.live_workers import LiveWorkers
 from gradbus.errors import (
@@ -45,6 +45,8 @@ from gradbus_weight_store.unnamed_blobs import UnnamedBlobs
 
 _log = get_logger(__name__)
 _STORE_SECONDS: Final = 1.0
+_PARALLEL: Final = 64
+"""Runs whose holders are stored at a time."""
 Context = grpc.aio.ServicerContext[Any, Any]
 
 _STATUS: dict[type[GradbusError], grpc.StatusCode] = {
@@ -165,9 +167,9 @@ class WeightStoreService(WeightStoreServiceServicer):
             return pb.DeleteRunResponse()
 
     async def store_holders(self) -> None:
-        """Stores who attested which version, of every run where that changed."""
-        for ledger in list(self._ledgers.values()):
-            await ledger.holders.store()
+        """Stores who attested which version, of every run where that changed: together, so that they share synced writes."""
+        changed = [ledger.holders for ledger in self._ledgers.values() if ledger.holders.changed]
+        await map_bounded(lambda holders: holders.store(), changed, _PARALLEL)
 
     async def store_holders_forever(self) -> None:
         """Stores them once a second until cancelled."""

@@ -4,6 +4,7 @@ import asyncio
 import time
 
 import pytest
+from nats.aio.client import Client
 
 from gradbus.bus import Buckets, Conflict, Lease
 from gradbus.bus.kv import Entry
@@ -46,6 +47,26 @@ async def test_a_restarted_holder_takes_its_lease_over_and_the_older_one_loses_i
     await first.release()
     assert await Lease.acquire(leases, unique, "b") is None
     await second.release()
+
+
+async def test_the_leases_of_a_process_are_renewed_at_one_time_by_few_writes(leases, unique, monkeypatch):
+    sent, request = [], Client.request
+
+    async def counted(client, subject, payload=b"", *given, **named):
+        sent.append(subject)
+        return await request(client, subject, payload, *given, **named)
+
+    held = []
+    for number in range(10):
+        held.append(await Lease.acquire(leases, f"{unique}-{number}", "a"))
+        await asyncio.sleep(0.01)
+    monkeypatch.setattr(Client, "request", counted)
+    async with asyncio.timeout(60):
+        while any(lease._revision == lease.term for lease in held):  # noqa: ASYNC110 - another task changes it
+            await asyncio.sleep(0.01)
+    assert len(sent) < len(held)
+    for lease in held:
+        await lease.release()
 
 
 async def test_a_renewed_lease_keeps_its_term_and_is_released_at_its_newest_revision(leases, unique, eventually):

@@ -224,6 +224,19 @@ async def test_a_run_takes_no_trainer_of_another_queue_and_says_which_it_waits_f
     await asyncio.wait_for(driving, 60)
 
 
+async def test_a_queued_run_begins_when_a_trainer_is_free_and_not_at_its_next_look(stage, monkeypatch):
+    monkeypatch.setattr(driver, "_POLL_SECONDS", 3600.0)
+    await stage.buckets[Buckets.ASSIGNMENTS].put("trainer", b'"run-zzz"')
+    await stage.until(lambda: stage.pool.run_of("trainer") == "run-zzz")
+    await stage.trainer()
+    driving = asyncio.create_task(stage.drive())
+    await stage.waits("queued a free trainer: trainer has run run-zzz")
+    await stage.buckets[Buckets.ASSIGNMENTS].delete("trainer")
+    await stage.waits("starting ")
+    await stage.request("cancelled")
+    await asyncio.wait_for(driving, 60)
+
+
 async def test_users_take_turns_for_trainers(stage):
     runs, older = stage.buckets[Buckets.RUNS], stage.record.model_copy(update={"run_id": "run-000", "key_id": "alice"})
     await runs.put("alice.served", b"1")

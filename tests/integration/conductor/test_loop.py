@@ -4,6 +4,8 @@ import asyncio
 import json
 
 import pytest
+from work_counters import growth, least
+from work_traffic import counted_traffic
 
 from gradbus.aio.tasks import cancel_and_wait
 from gradbus.buffer import keys
@@ -110,6 +112,32 @@ async def test_what_an_earlier_conductor_dispatched_and_is_claimed_or_sampled_is
     loop._heads.version = 1
     await loop._pass()
     assert await fetched(queue, 2) == [6, 7], "what nobody can have sent goes out at once"
+    await loop._pipeline.close()
+    await queue.remove()
+
+
+async def test_a_run_in_which_nothing_happens_asks_nothing_of_nats_and_nothing_new_of_the_buffer(loop, clients, run_id, monkeypatch):
+    """So many runs that wait for their workers cost no disk."""
+    monkeypatch.setattr(dispatch, "_REDISPATCH_SECONDS", 600.0)
+    queue = TaskQueue(clients.bus, run_id)
+    await queue.open()
+    loop._heads.version = 0
+
+    async def look():
+        loop._look_at = loop._repair_at = loop._context.status._rates_due = 0.0
+        assert await loop._pass() is None
+
+    async def traffic(looks):
+        async with counted_traffic(clients.buffer) as counts:
+            for _ in range(looks):
+                await look()
+        return [counts]
+
+    for _ in range(3):
+        await look()  # dispatches the groups, and knows the rates from the second time on
+    loop._stall.reason = lambda *_: ""  # on a slow machine it would begin to count seconds
+    (few,), (many,) = await least(lambda: traffic(2)), await least(lambda: traffic(12))
+    assert growth(few, many, 10) == {}
     await loop._pipeline.close()
     await queue.remove()
 

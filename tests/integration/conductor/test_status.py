@@ -1,6 +1,7 @@
 """The status and the history that a conductor writes, on a real NATS."""
 
 import asyncio
+import math
 
 import pytest
 
@@ -9,6 +10,7 @@ from gradbus.control.runs import RunStatus, WorkerPresence
 from gradbus.errors import FencedError
 from gradbus.v1.group_pb2 import LogEntry, Verdict
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
+from gradbus_conductor.evaluation.results import HeldOutLoss
 from gradbus_conductor.run.status import RunSnapshot, RunStatusWriter
 from gradbus_conductor.runs.index import RunIndex
 
@@ -34,6 +36,24 @@ async def stored(runs, run_id):
     return RunStatus.model_validate_json((await runs.get(f"{run_id}.status")).value)
 
 
+@pytest.fixture
+def wrote(runs, writer, run_id):
+    """Whether a write of the writer's reached the bucket. `rates`: their time has come."""
+
+    async def write(state, snapshot, waiting_for="", *, rates):
+        before = await runs.get(f"{run_id}.status")
+        writer._rates_due = 0.0 if rates else math.inf
+        await writer.write(state, snapshot, waiting_for)
+        after = await runs.get(f"{run_id}.status")
+        return before is None or after.revision > before.revision
+
+    return write
+
+
+def rollout(**fields):
+    return WorkerPresence(worker="r", role="rollout", incarnation="1", **fields)
+
+
 def entry(verdict, *rewards):
     return LogEntry(verdict=verdict, rewards=[SampleReward(status=RewardStatus.REWARD_STATUS_OK, reward=reward) for reward in rewards])
 
@@ -49,6 +69,75 @@ async def test_a_new_state_is_written_at_once_and_becomes_one_event(runs, writer
         ("state", "running", "info"),
         ("state", "waiting_for_reward", "warning"),
     ]
+
+
+NEWS = {
+    "a version": RunSnapshot(version=4, checkpoint=2),
+    "a step": RunSnapshot(version=3, checkpoint=2, step=4),
+    "a checkpoint": RunSnapshot(version=3, checkpoint=3),
+    "a worker": RunSnapshot(version=3, checkpoint=2, rollouts=[rollout()]),
+    "a result": RunSnapshot(version=3, checkpoint=2, evaluation=HeldOutLoss(3, 8, 1.5, {})),
+    "a warning": RunSnapshot(version=3, checkpoint=2, warning="nothing is trained"),
+    "an alarm of the trainer": RunSnapshot(
+        version=3, checkpoint=2, trainers=[WorkerPresence(worker="t", role="trainer", incarnation="1", warning="the entropy is 0")]
+    ),
+}
+
+
+@pytest.mark.parametrize("news", NEWS)
+async def test_news_is_written_at_once(wrote, news):
+    assert await wrote("running", RunSnapshot(version=3, checkpoint=2), rates=False)
+    assert await wrote("running", NEWS[news], rates=False)
+
+
+async def test_a_wait_is_written_at_once_and_its_seconds_with_the_rates(wrote):
+    assert await wrote("running", START, rates=False)
+    assert await wrote("running", START, "a rollout worker; no progress for 10 s", rates=False)
+    assert not await wrote("running", START, "a rollout worker; no progress for 11 s", rates=False)
+    assert await wrote("running", START, "a rollout worker; no progress for 12 s", rates=True)
+    assert await wrote("running", START, rates=False), "it waits no more"
+
+
+async def test_rates_are_written_when_their_time_has_come(runs, writer, wrote, run_id):
+    idle, busy = (RunSnapshot(version=3, checkpoint=2, rollouts=[rollout(busy=share)]) for share in (0.0, 1.0))
+    assert await wrote("running", idle, rates=True)
+    writer.count([entry(Verdict.VERDICT_FILTERED)])
+    assert not await wrote("running", busy, rates=False)
+    assert await wrote("running", busy, rates=True)
+    progress = (await stored(runs, run_id)).progress
+    assert (progress.shares["generate"], progress.filtered) == (1.0, 1)
+
+
+async def test_of_a_run_that_stands_still_nothing_is_written(wrote):
+    resting = RunSnapshot(version=3, checkpoint=2, rollouts=[rollout()])
+    for _ in range(2):
+        await wrote("paused", resting, rates=True)  # no tokens a second are known only from the second on
+    assert not any([await wrote("paused", resting, rates=rates) for rates in (False, True) * 10])
+
+
+async def test_a_state_is_written_also_after_another_that_only_its_driver_showed(runs, writer, wrote, run_id):
+    await wrote("running", START, rates=False)
+    await writer.transition("queued", "it left its trainer")
+    assert await wrote("running", START, rates=False)
+    assert (await stored(runs, run_id)).state == "running"
+
+
+async def test_what_was_not_written_yet_is_written_the_next_time(writer, wrote, monkeypatch):
+    async def die(_self, _value):
+        raise ConnectionError("NATS is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OwnedKey, "write", die)
+        with pytest.raises(ConnectionError):
+            await writer.write("running", START)
+    assert await wrote("running", START, rates=False)
+
+
+async def test_the_final_status_has_the_newest_of_everything(runs, writer, wrote, run_id):
+    await wrote("running", RunSnapshot(version=3, checkpoint=2, rollouts=[rollout(busy=0.0)]), rates=False)
+    assert not await wrote("running", RunSnapshot(version=3, checkpoint=2, rollouts=[rollout(busy=1.0)]), rates=False)
+    await writer.transition("succeeded")
+    assert (await stored(runs, run_id)).progress.shares["generate"] == 1.0
 
 
 async def test_a_state_that_is_over_is_exported_as_0(writer):

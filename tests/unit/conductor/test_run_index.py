@@ -7,8 +7,9 @@ from held_view import change, empty_view
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gradbus.control.runs import RunRecord, RunState, RunStatus
+from gradbus.control.runs import RunProgress, RunRecord, RunState, RunStatus, read_run
 from gradbus.spec import RunSpec
+from gradbus_conductor.runs import index as index_module
 from gradbus_conductor.runs.index import RunIndex
 
 SPEC = RunSpec.model_validate(
@@ -111,6 +112,19 @@ def test_keys_are_parsed_only_near_the_head_of_the_queue():
     assert runs.index.unreadable() == {}
     assert runs.to_drive(2) == ["run-1", "run-3"]
     assert list(runs.index.unreadable()) == ["run-2"]
+
+
+def test_a_run_that_could_be_read_is_not_read_again_for_each_status_but_for_one_that_cannot_be(monkeypatch):
+    runs, read = Runs({"run-1": "running"}), []
+    monkeypatch.setattr(index_module, "read_run", lambda *keys: read.append(keys[0]) or read_run(*keys))
+    for version in range(5):
+        runs.show("run-1", "running", progress=RunProgress(version=version))
+        assert runs.to_drive(1) == ["run-1"]
+    assert read == ["run-1"]
+    runs.put("run-1.status", b"rotten")
+    assert (runs.to_drive(1), list(runs.index.unreadable())) == ([], ["run-1"])
+    runs.show("run-1", "running")
+    assert runs.to_drive(1) == ["run-1"], "it was repaired"
 
 
 @pytest.mark.parametrize("key", ["spec", "desired", "status"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 
 from grpc.aio import AioRpcError
@@ -127,7 +126,7 @@ class Driver:
                 return True
             else:
                 await self._show("queued", self._trainer_queue.waiting_for())
-            await asyncio.sleep(_POLL_SECONDS)
+            await self._pool.wait_for_trainers(_POLL_SECONDS)
 
     async def _show(self, state: RunState, waiting_for: str) -> None:
         status = self._status.status

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from gradbus.bus import Bucket, EventLog, Level, OwnedKey
 from gradbus.control.runs import FINAL_STATES, RunProgress, RunState, RunStatus, WorkerPresence
@@ -15,7 +17,11 @@ from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_FILTERED, LogEntry
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
 from gradbus_conductor.evaluation.results import HeldOutLoss, Result
 
-_WRITE_SECONDS = 0.5
+_RATES_SECONDS: Final = 2.0
+"""Between two writes of what changes all the time: rates, shares of time, counts, and the seconds in the text of a wait."""
+_NUMBER: Final = re.compile(r"\d+")
+_NEWS: Final = ("step", "version", "checkpoint_step", "accuracy", "held_out_loss", "workers", "determinism")
+"""What of the progress is told at once."""
 _IDLE_STATES: frozenset[RunState] = FINAL_STATES | {"queued", "paused"}
 
 
@@ -44,12 +50,17 @@ class RunSnapshot:
 
 
 class RunStatusWriter:
-    """Writes `<run>.status` when the state changes, and at most twice a second otherwise."""
+    """Writes `<run>.status` when a user would see a difference: of news at once, of rates within `_RATES_SECONDS`, and else not at all.
+
+    Each write is synced, and a conductor has many runs.
+    """
 
     def __init__(self, runs_bucket: Bucket, events: EventLog, run_id: str, groups_per_step: int) -> None:
         self._stored = OwnedKey(runs_bucket, f"{run_id}.status")
         self._rewards: deque[float] = deque(maxlen=groups_per_step)
-        self._written_at = 0.0
+        self._rates_due = 0.0
+        self._news: tuple[object, ...] = ()
+        """As last written by `write`; empty after any other change."""
         self._last_rates: tuple[float, RunSnapshot] | None = None
         """When rates were last computed, and from which snapshot."""
         self._last_progress: tuple[RunState, int, float] = ("queued", -1, time.monotonic())
@@ -91,18 +102,22 @@ class RunStatusWriter:
                 self._rewards.append(sum(values) / len(values))
 
     async def write(self, state: RunState, snapshot: RunSnapshot, waiting_for: str = "") -> None:
-        """Takes the snapshot into the progress, and writes the status if the state changed or enough time has passed."""
+        """Takes the snapshot into the progress, and writes the status if it says something new."""
         now = asyncio.get_running_loop().time()
         progress = self._status.progress
         # Even if nothing is written now: the final status carries the progress.
         self._update_progress(progress, snapshot)
         self._export(state, progress)
-        if state == self._status.state and now - self._written_at < _WRITE_SECONDS:
-            return
-        self._update_rates(now, progress, snapshot)
         warning = snapshot.warning or next((trainer.warning for trainer in snapshot.trainers if trainer.warning), "")
-        await self.transition(state, warning, waiting_for)
-        self._written_at = now
+        news = state, warning, _NUMBER.sub("", waiting_for), *(getattr(progress, name) for name in _NEWS)
+        if news == self._news and now < self._rates_due:
+            return
+        if now >= self._rates_due:
+            self._rates_due = now + _RATES_SECONDS
+            self._update_rates(now, progress, snapshot)
+        if not self._says(state, warning, waiting_for):
+            await self.transition(state, warning, waiting_for)
+        self._news = news
 
     async def yield_trainer(self, reason: str) -> None:
         """Writes that the run is queued again because its scorer is away. Raises FencedError as `transition` does."""
@@ -123,6 +138,7 @@ class RunStatusWriter:
     def change(self, state: RunState, reason: str = "", waiting_for: str = "", ending: RunState | None = None) -> bytes:
         """The new value of the status, which is to be written after the event that this queues."""
         changed = state != self._status.state
+        self._news = ()
         self._export(state, self._status.progress)
         finished = time.time_ns() if state in FINAL_STATES else 0
         update = {
@@ -141,6 +157,11 @@ class RunStatusWriter:
             key = f"state:{state}" if finished else f"state:{state}:{self._stored.revision}"
             self.events.emit("state", f"{state}: {text}" if text else state, {"state": state, "reason": text}, level, key)
         return self._status.to_bytes()
+
+    def _says(self, state: RunState, reason: str, waiting_for: str) -> bool:
+        """Whether the stored status says all this, and the progress as it is now."""
+        status = self._status.model_copy(update={"state": state, "reason": reason, "waiting_for": waiting_for})
+        return status.to_bytes() == self._stored.value
 
     def _update_progress(self, progress: RunProgress, snapshot: RunSnapshot) -> None:
         progress.version = max(0, snapshot.version)

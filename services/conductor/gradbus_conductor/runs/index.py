@@ -170,7 +170,9 @@ class RunIndex:
             return
         else:
             return
-        self._reasons.pop(run_id, None)
+        # A run that could be read, and whose new status can be, need not be read again: its spec is long, its status changes all the time.
+        if not (kind == "status" and self._reasons.get(run_id) == "" and self._shown.get(run_id, _Shown()).is_readable):
+            self._reasons.pop(run_id, None)
         self._move(run_id, self._place_of(run_id))
 
     def _place_of(self, run_id: str) -> Place | None:

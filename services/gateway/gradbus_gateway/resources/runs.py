@@ -32,7 +32,9 @@ class RunSummary(BaseModel):
     )
     progress: RunProgress
     created_at: datetime | None
-    updated_at: datetime | None = None
+    updated_at: datetime | None = Field(
+        None, description="When the run last said something new: its state and steps are told at once, its rates every two seconds."
+    )
     finished_at: datetime | None = None
 
     @classmethod

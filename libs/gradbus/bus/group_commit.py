@@ -1,0 +1,68 @@
+"""Group commit: while one write of a bucket waits for the server's disk, the writes that come share the next one."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from nats.aio.client import Client
+from nats.errors import MaxPayloadError
+from nats.js import JetStreamContext
+from nats.js.errors import APIError
+
+from gradbus.bus.batch import MOST_MESSAGES, Message, publish_batch
+
+Outcome = int | BaseException
+"""The new revision, or why there is none."""
+
+
+@dataclass(eq=False, slots=True)
+class _Group:
+    """Writes that are sent together."""
+
+    writes: list[Message] = field(default_factory=list)
+    sending: asyncio.Task[list[Outcome]] | None = None
+
+
+class GroupCommit:
+    """Compare-and-set of many keys by many tasks of one process: what they cost the disk follows its speed, not their number.
+
+    A write that comes alone goes alone and at once, so nothing changes for a process that writes seldom.
+    """
+
+    def __init__(self, client: Client, jetstream: JetStreamContext) -> None:
+        self._client = client
+        self.jetstream = jetstream
+        self._open: _Group | None = None
+        """Takes writes until it is sent."""
+        self._newest: asyncio.Task[list[Outcome]] | None = None
+
+    async def write(self, message: Message) -> int:
+        """Stores the message; returns its revision. Raises an error of NATS: its own, unless no write of the group was answered."""
+        if self._open is None or len(self._open.writes) == MOST_MESSAGES:
+            self._open = group = _Group()
+            self._newest = group.sending = asyncio.create_task(self._send(group, self._newest), name="group commit")
+        group, number = self._open, len(self._open.writes)
+        group.writes.append(message)
+        assert group.sending is not None  # noqa: S101 - set where the group is made
+        # Whoever stops waiting must not stop the others' write.
+        outcome = (await asyncio.shield(group.sending))[number]
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    async def _send(self, group: _Group, before: asyncio.Task[list[Outcome]] | None) -> list[Outcome]:
+        if before is not None:
+            await asyncio.wait([before])
+        if self._open is group:
+            self._open = None
+        if len(group.writes) > 1:
+            try:
+                last = await publish_batch(self._client, group.writes)
+                return list(range(last - len(group.writes) + 1, last + 1))
+            except (APIError, MaxPayloadError):
+                pass  # one of them was refused, so none is stored; or the bucket, of another release, takes no batches
+        return await asyncio.gather(*map(self._alone, group.writes), return_exceptions=True)
+
+    async def _alone(self, message: Message) -> int:
+        return (await self.jetstream.publish(message.subject, message.payload, headers=dict(message.headers))).seq
