@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from gradbus_kernels.operators import using
 from gradbus_rollout.engines.base import PromptGroup
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
-from gradbus_rollout.engines.torch.gpu import prefill
+from gradbus_rollout.engines.torch.gpu import cache, prefill
 from gradbus_rollout.engines.torch.gpu.cache import room_for
 from gradbus_rollout.engines.torch.gpu.prefill import PackedPrefill
 from gradbus_rollout.engines.torch.model import DecoderModel, read_supported_config
@@ -152,3 +152,24 @@ def test_a_cache_that_grows_keeps_what_it_has_and_prompts_are_copied(model_folde
     assert torch.equal(storage[..., :256, :], before[0])
     assert not storage[..., 256:, :].any()
     assert torch.equal(turns[:, :256], before[1])
+
+
+@torch.inference_mode()
+def test_a_cache_that_does_not_fit_beside_its_larger_self_grows_by_way_of_host_memory(model_folder, load, monkeypatch):
+    filled = PackedPrefill(load(model_folder), 4, "cpu")
+    filled.run(random_prompts(40, 40, 40, 40))
+    before, grown, held = filled.cache.tensors[0].clone(), cache._grown, []
+
+    def first_is_refused(like, kept, capacity):
+        held.append(like.shape[4])
+        if len(held) == 1:
+            raise torch.OutOfMemoryError("the old one is still there")
+        return grown(like, kept, capacity)
+
+    monkeypatch.setattr(cache, "_grown", first_is_refused)
+    filled.cache.reserve(300)
+    assert held == [256, 0], "the old one was let go before the second attempt"
+    storage = filled.cache.tensors[0]
+    assert (storage.shape[4], len(filled.cache.layers)) == (512, len(storage))
+    assert torch.equal(storage[..., :256, :], before)
+    assert not storage[..., 256:, :].any()

@@ -58,15 +58,27 @@ class RowCache:
         """Make room for `length` positions a row. It only ever grows."""
         if length <= self.capacity:
             return
-        filled, capacity = self.capacity, room_for(length)
-        grown = self._storage.new_zeros(*self._storage.shape[:4], capacity, self._storage.shape[5])
-        grown[..., :filled, :] = self._storage
-        self._storage = grown
-        self.layers = [LayerCache(*layer.unbind()) for layer in grown]
-        self.turns = [rotation_tables(rope, grown.shape[5], capacity).to(grown.device) for rope in self._ropes]
+        capacity = room_for(length)
+        try:
+            self._storage = _grown(self._storage, self._storage, capacity)
+        except torch.OutOfMemoryError:
+            # Old and new do not fit side by side, and the old may be most of the memory. Host memory has it meanwhile: slow, and rare.
+            kept, self._storage, self.layers = self._storage.cpu(), self._storage[..., :0, :].clone(), ()
+            torch.cuda.empty_cache()
+            self._storage = _grown(self._storage, kept, capacity)
+        self.layers = [LayerCache(*layer.unbind()) for layer in self._storage]
+        self.turns = [rotation_tables(rope, self._storage.shape[5], capacity).to(self._storage.device) for rope in self._ropes]
 
     def copy_rows(self, rows: Tensor, source: RowCache, source_rows: Tensor, length: int) -> None:
         """See `Cache`."""
         self.reserve(length)
         into, origin = (cache._storage.flatten(0, 1) for cache in (self, source))
         copy_rows(into, rows, origin, source_rows, length)
+
+
+def _grown(like: Tensor, filled: Tensor, capacity: int) -> Tensor:
+    """A storage of this capacity where `like` is, with what `filled` has. Raises torch.OutOfMemoryError."""
+    grown = like.new_zeros(*like.shape[:4], capacity, like.shape[5])
+    for layer, old in zip(grown, filled, strict=True):  # one by one: from host memory they pass through the device whole
+        layer[..., : filled.shape[4], :] = old
+    return grown
