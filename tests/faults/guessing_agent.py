@@ -5,6 +5,7 @@ import importlib.util
 import random
 import sys
 import threading
+import time
 from pathlib import Path
 
 import httpx2
@@ -33,6 +34,13 @@ def agent_spec(game, steps):
         "checkpoint": {"every": 4, "keep": 100},
         "evaluation": {"every": steps, "samples": 15, "metric": "found"},
     }
+
+
+def run_id_of(client):
+    """The id of the first run, as soon as there is one."""
+    while not (found := client.runs()["data"]):
+        time.sleep(0.1)
+    return found[0]["id"]
 
 
 class ClaimingAgent:

@@ -1,10 +1,9 @@
 """A run that an agent plays: the agent leaves episodes, the agent service and workers die, and the run goes on without a reward of 0."""
 
 import asyncio
-import time
 
 import pytest
-from guessing_agent import GuessingAgent, agent_spec, make_game
+from guessing_agent import GuessingAgent, agent_spec, make_game, run_id_of
 from ledger import check, read_ledger
 from smoke import train
 
@@ -17,13 +16,6 @@ pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
 
 STEPS = 12
 KILLS = ("agent", "rollout-0", "agent")
-
-
-def run_id_of(client):
-    """The id of the first run, as soon as there is one."""
-    while not (found := client.runs()["data"]):
-        time.sleep(0.1)
-    return found[0]["id"]
 
 
 @pytest.mark.slow  # the next one has deaths, and the tests of the SDKs cut connections
