@@ -22,6 +22,8 @@ def reward_faults(reward: RewardSpec) -> Iterator[Fault]:
     if reward.shadow and reward.model is not None:
         message = "the reference service computes a reward model, and the reward service its shadows"
         yield Fault("reward.shadow", message, "a model and shadows", "shadows beside a grader or a service")
+    if reward.cache and reward.model is not None:
+        yield Fault("reward.cache", "answers of a reward model are not kept", "true", "false")
     yield from _change_faults(reward)
     for path, scorer in reward.scorers.items():
         if path != "reward" and (scorer.grader is None) == (scorer.service is None):

@@ -43,6 +43,12 @@ class ScorerSpec(Section):
         (), max_length=64, description="`sglang+` with `/score`: the reward is the probability of the first among these next tokens."
     )
 
+    cache: bool = Field(
+        False,
+        description="Whether its answers are kept: a sample with the same row, prompt, response and end is not asked about again. "
+        "For a scorer that is a function of these alone.",
+    )
+
     @property
     def name(self) -> str:
         """For messages."""

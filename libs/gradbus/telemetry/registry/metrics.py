@@ -282,6 +282,13 @@ _REWARDS: Final = (
         ("gradbus.scorer", "gradbus.reward.status"),
     ),
     Metric(
+        "gradbus.reward.kept",
+        "counter",
+        "{sample}",
+        ("reward",),
+        "Samples that a scorer with `cache` was not asked about, because an equal one has its answer.",
+    ),
+    Metric(
         "gradbus.reward.failures",
         "counter",
         "{sample}",

@@ -19,6 +19,7 @@ from gradbus_reward.graders.base import Capacity
 from gradbus_reward.sandbox.programs import Sandboxes
 from gradbus_reward.scorers.base import Scorer
 from gradbus_reward.scorers.factory import ScorerSettings, create_scorer
+from gradbus_reward.scorers.kept import KeptAnswers
 from gradbus_reward.scorers.telemetry import CallMetrics, scorer_name
 
 _log = get_logger(__name__)
@@ -52,6 +53,7 @@ class ScorerCache:
         self._settings = settings
         self._size = size
         self._concurrency = concurrency
+        self._answers = KeptAnswers()
         self._capacity = Capacity(ProcessBudget(settings.max_processes), Sandboxes(settings.max_sandboxes))
         self._open: OrderedDict[tuple[str, str], OpenScorer] = OrderedDict()
         """By run and `[reward]` section."""
@@ -92,7 +94,10 @@ class ScorerCache:
         await self._wait_closed()
 
     def _create(self, run_id: str, reward_json: str) -> OpenScorer:
-        scorer, timeout_seconds = create_scorer(reward_json, self._settings, self._capacity, run_id), _timeout_seconds(reward_json)
+        scorer, timeout_seconds = (
+            create_scorer(reward_json, self._settings, self._capacity, run_id, self._answers),
+            _timeout_seconds(reward_json),
+        )
         metrics = CallMetrics(self._metric_names(scorer_name(reward_json)))
         return OpenScorer(scorer, timeout_seconds, asyncio.Semaphore(self._concurrency), metrics)
 

@@ -19,6 +19,7 @@ from gradbus_reward.scorers.base import RefusingScorer, Scorer
 from gradbus_reward.scorers.grader import GraderLimits, GraderScorer
 from gradbus_reward.scorers.grpc import GrpcScorer
 from gradbus_reward.scorers.http import HttpScorer
+from gradbus_reward.scorers.kept import KeptAnswers
 from gradbus_reward.scorers.peer import PeerScorer
 from gradbus_reward.scorers.shadow import ShadowedScorer
 
@@ -40,14 +41,21 @@ class ScorerSettings:
     """Programs of all runs' code graders at once."""
 
 
-def create_scorer(reward_json: str, settings: ScorerSettings, capacity: Capacity, run_id: str = "") -> Scorer:
-    """The scorer that a run's `[reward]` section names. Never raises: an invalid section gives a RefusingScorer."""
+def create_scorer(
+    reward_json: str, settings: ScorerSettings, capacity: Capacity, run_id: str = "", answers: KeptAnswers | None = None
+) -> Scorer:
+    """The scorer that a run's `[reward]` section names. Never raises: an invalid section gives a RefusingScorer.
+
+    `answers`: those of the scorers that keep them; None: there are none yet.
+    """
+    answers = answers or KeptAnswers()
     try:
         spec = RewardSpec.model_validate_json(reward_json)
         owner = Owner(run_id, timeout_seconds=spec.timeout_seconds)
-        scorer = _scorer(spec, settings, capacity, owner)
+        scorer = answers.kept_of(spec, _scorer(spec, settings, capacity, owner))
         shadows = {
-            name: _scorer(shadow, settings, capacity, replace(owner, path=f"reward.shadow.{name}")) for name, shadow in spec.shadow.items()
+            name: answers.kept_of(shadow, _scorer(shadow, settings, capacity, replace(owner, path=f"reward.shadow.{name}")))
+            for name, shadow in spec.shadow.items()
         }
     except ValidationError as error:
         return RefusingScorer(f"the run's reward section is not valid: {error.errors(include_url=False)[0]['msg']}; submit the run again")
