@@ -8,7 +8,7 @@ from guessing_agent import GuessingAgent, agent_spec, make_game
 from ledger import check, read_ledger
 from smoke import train
 
-from gradbus.client import Client
+from gradbus.client import Client, document
 from gradbus.formats.tokens import unpack_ids
 from gradbus.v1.group_pb2 import Group
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
@@ -21,7 +21,7 @@ KILLS = ("agent", "rollout-0", "agent")
 
 def run_id_of(client):
     """The id of the first run, as soon as there is one."""
-    while not (found := client.runs()["data"]):
+    while not (found := document(client.runs_page())["data"]):
         time.sleep(0.1)
     return found[0]["id"]
 
