@@ -107,7 +107,7 @@ class Lab:
 
     def serving(self, run_id):
         """Workers assigned to the run."""
-        return [worker["worker"] for worker in list(map(document, self.client.workers())) if worker["run_id"] == run_id]
+        return [worker["worker"] for worker in map(document, self.client.workers()) if worker["run_id"] == run_id]
 
     def events(self, run_id, kind=None):
         """Data of all events of a type, oldest first."""

@@ -44,7 +44,7 @@ def test_an_environment_that_is_away_is_waited_for(lab, episodes, worlds, free_p
     assert f"127.0.0.1:{port}" in waits["waiting_for"]
     worlds(port)
     lab.ends(run_id)
-    assert not any(worker["trouble"] for worker in list(map(document, lab.client.workers())))
+    assert not any(worker["trouble"] for worker in map(document, lab.client.workers()))
 
 
 ENDLESS = """

@@ -84,6 +84,21 @@ def test_every_fault_is_printed_without_a_traceback(gradbus, spec_file):
     assert "did you mean `slots`?" in errors
 
 
+@pytest.mark.parametrize(
+    ("line", "path"),
+    [
+        (["show", "RUN"], "/v1/runs/RUN"),
+        (["runs", "--limit", "1"], "/v1/runs?limit=1"),
+        (["samples", "RUN"], "/v1/runs/RUN/samples"),
+        (["lineage", "RUN"], "/v1/runs/RUN/lineage"),
+        (["lineage", "RUN@0"], "/v1/runs/RUN/versions/0/lineage"),
+    ],
+)
+def test_json_is_what_the_gateway_answers(gradbus, http, run_id, line, path):
+    status, output, _ = gradbus(*(part.replace("RUN", run_id) for part in line), "--json")
+    assert (status, json.loads(output)) == (0, http.get(path.replace("RUN", run_id)).json())
+
+
 @pytest.mark.parametrize(("state", "status"), [("succeeded", 0), ("failed", 1), ("cancelled", 3)])
 async def test_following_ends_with_the_run_s_own_status(gradbus, stack, run_id, set_state, tmp_path, state, status):
     await set_state(run_id, state, step=4, version=4, reward=0.5, accuracy=0.75, shares={"train": 0.5}, workers=2)

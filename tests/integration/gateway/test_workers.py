@@ -23,7 +23,7 @@ async def until(condition):
 async def test_a_live_worker_is_listed_with_its_version(client, bus):
     bucket = await bus.bucket(Buckets.WORKERS)
     presence = WorkerPresence(worker="rollout-7", role="rollout", incarnation="a", version=3, claims=[1, 2])
-    listed = lambda: {worker["worker"]: worker for worker in list(map(document, client.workers()))}  # noqa: E731
+    listed = lambda: {worker["worker"]: worker for worker in map(document, client.workers())}  # noqa: E731
 
     async def is_listed():
         await bucket.put("rollout-7", presence.to_bytes())
