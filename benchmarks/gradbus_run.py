@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from gradbus.client import Client, load_spec
+from gradbus.client import Client, document, load_spec
 from gradbus.embedded import StackConfig, StateFolder
 from gradbus.embedded.supervisor import start_detached
 
@@ -87,11 +87,11 @@ def stack(state: Path) -> Iterator[StateFolder]:
 def measure(folder: StateFolder, spec: Json, watch: Callable[[Json], None] = lambda _: None) -> Measured:
     """Submits the spec over REST and measures until the run ends; `watch` sees the run twice a second."""
     with Client.discover(folder.root) as client:
-        seen = Measured(client.submit(spec, ADDITION))
+        seen = Measured(document(client.submit(spec, ADDITION)))
         while seen.run["finished_at"] is None:
             seen.look(folder)
             time.sleep(0.5)
-            seen.run = client.run(seen.run["id"])
+            seen.run = document(client.run(seen.run["id"]))
             watch(seen.run)
         seen.look(folder)
         seen.events = list(events_of(client, seen.run["id"]))
@@ -122,7 +122,7 @@ def events_of(client: Client, run_id: str) -> Iterator[Json]:
     """A run's events, oldest first."""
     after: str | None = "0"
     while after is not None:
-        page = client.events(run_id, int(after), limit=1000)
+        page = document(client.events_page(run_id, int(after), limit=1000))
         yield from page["data"]
         after = page["next_after"]
 

@@ -28,7 +28,7 @@ from compare_trl import HERE, machine, make_base
 from gradbus_run import ADDITION, addition_spec, events_of, stack
 from sampled_stacks import Stack, by_service, parse_collapsed, part_of, service_of
 
-from gradbus.client import Client
+from gradbus.client import Client, document
 from gradbus.embedded import StateFolder
 
 PAGE: Final = HERE.parent / "docs" / "performance.md"
@@ -90,10 +90,10 @@ def run_profiled(folder: StateFolder, spec: dict[str, Any], steps: int) -> Profi
     supervisor, read = folder.read("stack.json")["pid"], []
     profile, sampler = Profile(), None
     with tempfile.TemporaryDirectory() as scratch, Client.discover(folder.root) as client:
-        raw, run = Path(scratch, "stacks"), client.submit(spec, ADDITION)
+        raw, run = Path(scratch, "stacks"), document(client.submit(spec, ADDITION))
         while run["finished_at"] is None:
             time.sleep(_POLL_SECONDS)
-            run = client.run(run["id"])
+            run = document(client.run(run["id"]))
             step = run["progress"]["step"]
             if step < steps * _WARM:
                 continue

@@ -24,6 +24,7 @@ from gradbus.client import Client, load_spec
 from gradbus.embedded import StackConfig, StateFolder
 from gradbus.embedded.supervisor import start_detached
 from gradbus.errors import GradbusError
+from gradbus.resources.runs import RunResource
 
 EXAMPLES = Path(__file__).resolve().parent
 STATE = EXAMPLES.parent / ".gradbus" / "demo"
@@ -71,8 +72,8 @@ def main() -> int:
     except KeyboardInterrupt:
         console.print("\nstopped; the run is cancelled")
         return 130
-    if run["state"] != "succeeded":
-        console.print(f"the run is {run['state']} {run['reason']}; the services' logs are in {STATE / 'logs'}")
+    if run.state != "succeeded":
+        console.print(f"the run is {run.state} {run.reason}; the services' logs are in {STATE / 'logs'}")
         return 1
     report(task, evaluations, export)
     console.print(f"\n[dim]{time.monotonic() - begun:.0f} s in all, seed {options.seed}[/]")
@@ -132,24 +133,24 @@ def stop(folder: StateFolder) -> None:
         time.sleep(0.1)
 
 
-def train(client: Client, task: Task) -> tuple[dict[str, Any], list[dict[str, Any]], Path]:
+def train(client: Client, task: Task) -> tuple[RunResource, list[dict[str, Any]], Path]:
     """The finished run, its evaluations, and the folder of the trained model."""
     chapter("2", f"Reinforcement learning: {task.steps} steps of GRPO, 32 prompts a step, 8 answers to each")
     console.print(f"  the same as: gradbus run {shown(task.spec)} --follow")
-    for left in client.runs()["data"]:
-        if left["finished_at"] is None:  # left by an interrupted demo; it would be trained first
-            client.cancel(left["id"])
+    for left in client.runs():
+        if left.finished_at is None:  # left by an interrupted demo; it would be trained first
+            client.cancel(left.id)
     submitted = client.submit(task.body(), task.spec.parent)
     try:
-        follow_run(client, submitted["id"], None)
+        follow_run(client, submitted.id, None)
     except BaseException:
-        client.cancel(submitted["id"])
+        client.cancel(submitted.id)
         raise
-    run = client.run(submitted["id"])
-    export = STATE / "export" / run["id"]
-    if run["state"] == "succeeded":
-        client.export(run["id"], export)
-    evaluations = [event["data"] for event in client.all_events(run["id"]) if event["type"] == "evaluation"]
+    run = client.run(submitted.id)
+    export = STATE / "export" / run.id
+    if run.state == "succeeded":
+        client.export(run.id, export)
+    evaluations = [event.data for event in client.events(run.id) if event.type == "evaluation"]
     return run, [result for result in evaluations if result.get("accuracy") is not None], export
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from demo import STATE, console, shown
 
-from gradbus.client import Client
+from gradbus.client import Client, document
 from gradbus.errors import GradbusError
 
 SHOWN: Final = 2
@@ -30,10 +30,10 @@ class Trained:
 def train(client: Client, spec: Path, given: Json, watch: Callable[[Json], None] = lambda _: None) -> Trained:
     """The run of a spec's file, once it has succeeded; `watch` sees it twice a second. Raises GradbusError if it does not succeed."""
     begun = time.monotonic()
-    run_id = client.submit(given, spec.parent)["id"]
+    run_id = client.submit(given, spec.parent).id
     try:
         with console.status("training") as status:
-            while (run := client.run(run_id))["finished_at"] is None:
+            while (run := document(client.run(run_id)))["finished_at"] is None:
                 status.update(f"step {run['progress']['step']} of {run['steps']}")
                 watch(run)
                 time.sleep(0.5)
@@ -44,16 +44,16 @@ def train(client: Client, spec: Path, given: Json, watch: Callable[[Json], None]
         raise GradbusError(f"the run {run_id} is {run['state']}: {run['reason']}; the services' logs are in {STATE / 'logs'}")
     seconds = time.monotonic() - begun
     console.print(f"  {run['steps']} steps of {shown(spec)} in {seconds:.0f} s")
-    evaluations = [event["data"] for event in client.all_events(run_id) if event["type"] == "evaluation"]
+    evaluations = [event.data for event in client.events(run_id) if event.type == "evaluation"]
     curve = sorted((one["version"], one["accuracy"]) for one in evaluations if one.get("accuracy") is not None)
     return Trained(run, curve, seconds)
 
 
 def cancel_left(client: Client) -> None:
     """Cancels the runs that an interrupted demo left, which would be trained first."""
-    for left in client.runs()["data"]:
-        if left["finished_at"] is None:
-            client.cancel(left["id"])
+    for left in client.runs():
+        if left.finished_at is None:
+            client.cancel(left.id)
 
 
 def show_curve(curve: list[tuple[int, float]]) -> None:
@@ -63,7 +63,7 @@ def show_curve(curve: list[tuple[int, float]]) -> None:
 
 def show_episodes(client: Client, run: Json) -> None:
     """The first episodes of the last step as conversations."""
-    page = client.samples(run["id"], step=run["steps"] - 1, limit=8 * SHOWN)
+    page = document(client.samples_page(run["id"], step=run["steps"] - 1, limit=8 * SHOWN))
     for sample in page["data"][::8]:
         console.print(f"\n  [bold]{sample['prompt']}[/]")
         for turn in sample["episode"]["turns"]:

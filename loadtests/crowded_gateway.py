@@ -82,12 +82,12 @@ async def measure(bench: Bench, options: argparse.Namespace) -> float:
         newest = max((step["event"] for step in await bench.steps(run_id)), default=0)
         crowd = Crowd(str(address.hostname), int(address.port or 80), f"/v1/runs/{run_id}/events?after={newest}", keys, followers, slow)
         async with gathered(crowd) as seen:
-            before = (await asyncio.to_thread(bench.client.run, run_id))["progress"]["step"]
+            before = (await asyncio.to_thread(bench.client.run, run_id)).progress.step
             used = bench.usage()["gateway"].cpu_seconds
             began = time.monotonic()
             times = await answers_for(options.seconds, Target.of(state, bench.stack.api_key, run_id))
             elapsed = time.monotonic() - began
-            steps = (await asyncio.to_thread(bench.client.run, run_id))["progress"]["step"] - before
+            steps = (await asyncio.to_thread(bench.client.run, run_id)).progress.step - before
             usage = bench.usage()["gateway"]
         shown(f"{followers} followers, {slow} slow", times, steps, elapsed)
         print(f"  gateway: {(usage.cpu_seconds - used) / elapsed:.2f} cores, {usage.rss_bytes >> 20} MiB; ", end="")

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from gradbus.client import Client
-from gradbus.control.runs import FINAL_STATES
 from gradbus.embedded import Stack, StackConfig
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "copy" / "make_model.py"
@@ -76,12 +75,11 @@ def spec_for(folder: Path, address: str, staleness: int, options: argparse.Names
 
 def measure(client: Client, body: dict[str, Any]) -> tuple[float, float]:
     """Seconds of a step and of its training, medians over the steps after the first."""
-    run_id = client.submit(body)["id"]
-    while (run := client.run(run_id))["state"] not in FINAL_STATES:
-        time.sleep(0.2)
-    if run["state"] != "succeeded":
-        raise SystemExit(f"the run is {run['state']}: {run['reason']}")
-    steps = [event["data"]["seconds"] for event in client.events(run_id, limit=1000)["data"] if event["type"] == "metrics"][WARM_UP:]
+    run_id = client.submit(body).id
+    run = client.wait(run_id, poll_seconds=0.2)
+    if run.state != "succeeded":
+        raise SystemExit(f"the run is {run.state}: {run.reason}")
+    steps = [event.data["seconds"] for event in client.events(run_id) if event.type == "metrics"][WARM_UP:]
     return statistics.median(sum(step[part] for part in ("wait", "train", "publish")) for step in steps), statistics.median(
         step["train"] for step in steps
     )

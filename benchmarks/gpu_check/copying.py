@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gpu_check.context import Context
-from gradbus.client import Client, load_spec
+from gradbus.client import Client, document, load_spec
 from gradbus.embedded import StackConfig, StateFolder
 from gradbus.embedded.supervisor import start_detached
 
@@ -52,10 +52,12 @@ class CopyingTask:
     def train(self, client: Client, steps: int, **changes: Any) -> Trained:
         """Submits a run over REST and waits for its end; `changes` are fields of its spec with `__` for a dot."""
         began = time.monotonic()
-        submitted = client.submit(self._spec(steps, {name.replace("__", "."): value for name, value in changes.items()}), _EXAMPLE)
-        while (run := client.run(submitted["id"]))["finished_at"] is None:
+        submitted = document(
+            client.submit(self._spec(steps, {name.replace("__", "."): value for name, value in changes.items()}), _EXAMPLE)
+        )
+        while (run := document(client.run(submitted["id"])))["finished_at"] is None:
             time.sleep(0.2)
-        trained = Trained(run, list(client.all_events(run["id"])), time.monotonic() - began)
+        trained = Trained(run, list(map(document, client.events(run["id"]))), time.monotonic() - began)
         print(run["state"], run["reason"], *(event for event in trained.events if event["level"] != "info"), sep="\n")
         return trained
 

@@ -116,12 +116,12 @@ def served(given: Json, url: str) -> Json:
 
 def digest(client: Client, run: Json) -> str:
     """Of the weights in which a run ended."""
-    return str(client.versions(run["id"], run["steps"] - 1)["data"][-1]["digest"])
+    return list(client.versions(run["id"], run["steps"] - 1))[-1].digest
 
 
 def masked(client: Client, run: Json) -> int:
     """Samples that were not trained: their environment failed in every attempt."""
-    return sum(event["data"]["masked"] for event in client.all_events(run["id"]) if event["type"] == "metrics")
+    return sum(event.data["masked"] for event in client.events(run["id"]) if event.type == "metrics")
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from transformers.utils import logging
 
 from gradbus.client import Client, load_spec
 from gradbus.errors import GradbusError
+from gradbus.resources.runs import RunResource
 
 FOLDER: Final = Path(__file__).resolve().parent
 POINTS: Final = 8
@@ -58,12 +59,12 @@ def main() -> int:
             for number, stage in enumerate(stages, start=2):
                 chapter(str(number), stage.title)
                 run = train(client, stage, data, options.seed)
-                if run["state"] != "succeeded":
-                    console.print(f"the run is {run['state']}: {run['reason']}", style="red")
+                if run.state != "succeeded":
+                    console.print(f"the run is {run.state}: {run.reason}", style="red")
                     return 1
                 if stage.spec != "reward_model.toml":
-                    folder = STATE / "export" / run["id"]
-                    client.export(run["id"], folder)
+                    folder = STATE / "export" / run.id
+                    client.export(run.id, folder)
                     console.print(f"  held-out sums right: [bold]{accuracy(folder):.0%}[/]")
     except GradbusError as error:
         console.print(str(error), style="red", markup=False)
@@ -72,7 +73,7 @@ def main() -> int:
     return 0
 
 
-def train(client: Client, stage: Stage, data: Path, seed: int) -> dict[str, Any]:
+def train(client: Client, stage: Stage, data: Path, seed: int) -> RunResource:
     """The run of a stage once it is over; shows the curve of its numbers."""
     spec = FOLDER / stage.spec
     changes: dict[str, Any] = {"seed": seed, "schedule.steps": stage.steps}
@@ -81,12 +82,12 @@ def train(client: Client, stage: Stage, data: Path, seed: int) -> dict[str, Any]
         if field in body[section]:
             body[section][field] = str(data / Path(body[section][field]).name)
     console.print(f"  the same as: gradbus run {spec.relative_to(FOLDER.parents[1])} --follow")
-    run_id = client.submit(body, FOLDER)["id"]
+    run_id = client.submit(body, FOLDER).id
     with console.status("training") as status:
-        while (run := client.run(run_id))["finished_at"] is None:
-            status.update(f"step {run['progress']['step']} of {stage.steps}")
+        while (run := client.run(run_id)).finished_at is None:
+            status.update(f"step {run.progress.step} of {stage.steps}")
             time.sleep(0.5)
-    steps = [event["data"] for event in client.all_events(run_id) if event["type"] == "metrics"]
+    steps = [event.data for event in client.events(run_id) if event.type == "metrics"]
     for step in steps[:: max(1, len(steps) // POINTS)] + steps[-1:]:
         console.print(f"  step {step['step'] + 1:>4}  " + "  ".join(f"{name} {step[name]:.3f}" for name in stage.shown))
     return run

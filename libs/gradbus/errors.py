@@ -32,6 +32,13 @@ GradbusError
 ├── TrackerError           an experiment tracker cannot be opened or written
 ├── ReplayError            a run cannot be trained again from its archive, or ends in other digests
 ├── ApiError               the gateway refused a request; carries the problem document
+│   ├── AuthenticationError    it does not know the key (401)
+│   ├── PermissionDeniedError  the key has no right to this (403)
+│   ├── NotFoundError          there is no such thing (404)
+│   ├── ConflictError          the state of the run forbids it (409)
+│   └── RateLimitError         too many requests or runs (429)
+├── AnswerError            the gateway's answer is not what this client reads
+├── RunNameError           no run, or more than one, has the id or name that was given
 └── StackError             the embedded stack cannot start or be reached
 
 A few packages derive their own from these; control flow inside one package may use its own class, e.g. `gradbus.bus.Conflict`.
@@ -42,7 +49,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
 EngineFailure = Literal["start_failed", "dead", "hung", "out_of_memory", "wrong_version", "refused"]
 """How a sampling server fails: it does not start, it ends, it does not answer in time, it lacks memory, its weights were not
@@ -224,6 +231,48 @@ class ApiError(GradbusError):
         errors = problem.get("errors")
         faults = [f"\n  {entry.get('path')}: {entry.get('message')}" for entry in errors] if isinstance(errors, list) else []
         super().__init__(f"{status} {title}: {problem.get('detail', '')}".rstrip(": ") + "".join(faults))
+
+
+class AuthenticationError(ApiError):
+    """The gateway does not know the key."""
+
+
+class PermissionDeniedError(ApiError):
+    """The key has no right to this."""
+
+
+class NotFoundError(ApiError):
+    """There is no such run, version or file."""
+
+
+class ConflictError(ApiError):
+    """The state of the run forbids it."""
+
+
+class RateLimitError(ApiError):
+    """The key has made too many requests, or has too much: `retry_after` is set if it is enough to wait."""
+
+
+def api_error(status: int, problem: Mapping[str, object], retry_after: float | None = None) -> ApiError:
+    """The error of an answer with this status."""
+    return _BY_STATUS.get(status, ApiError)(status, problem, retry_after)
+
+
+_BY_STATUS: Final[Mapping[int, type[ApiError]]] = {
+    401: AuthenticationError,
+    403: PermissionDeniedError,
+    404: NotFoundError,
+    409: ConflictError,
+    429: RateLimitError,
+}
+
+
+class AnswerError(GradbusError):
+    """The gateway's answer is not what this client reads: another release, or another server."""
+
+
+class RunNameError(GradbusError):
+    """No run, or more than one, has the id or name that was given."""
 
 
 class StackError(GradbusError):

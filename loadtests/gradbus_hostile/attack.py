@@ -13,7 +13,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Final
 
-from gradbus.client import Client
+from gradbus.client import Client, document
 from gradbus.control.runs import FINAL_STATES
 from gradbus.errors import ApiError, GradbusError, SpecError
 from gradbus.ids import digest_of
@@ -81,7 +81,7 @@ def send(client: Client, body: Json, material: Material) -> Json:
     for field in ("train", "eval"):
         if path := material.own(data.get(field)):
             data[field] = _uploaded(client, path)
-    return client.submit(body)
+    return document(client.submit(body))
 
 
 def _uploaded(client: Client, path: Path) -> str:
@@ -114,7 +114,7 @@ async def _until_ended(client: Client, waiting: dict[str, _Accepted], seconds: f
 
 def _run(client: Client, run_id: str) -> Json:
     try:
-        return client.run(run_id)
+        return document(client.run(run_id))
     except ApiError as error:
         if error.status != 404:
             raise
@@ -132,7 +132,7 @@ async def _ended(client: Client, run: Json, accepted: _Accepted) -> Ended:
 
 def _busy_seconds(client: Client, run: Json) -> float:
     """From the moment at which the run had a trainer, or was submitted, to its end, by the services' clocks."""
-    states = [event for event in client.all_events(run["id"]) if event["type"] == "state"]
+    states = [event for event in map(document, client.events(run["id"])) if event["type"] == "state"]
     began = next((event["created_at"] for event in states if event["data"]["state"] not in {"queued", "paused"}), run["created_at"])
     return max(0.0, _unix(run["finished_at"]) - _unix(began))
 
@@ -171,8 +171,8 @@ class Trained:
 
 async def train(client: Client, spec: Json) -> Trained:
     """Trains a well-behaved run to its end. Raises AssertionError if it does not succeed."""
-    run_id = (await asyncio.to_thread(client.submit, spec))["id"]
-    while (run := await asyncio.to_thread(client.run, run_id))["state"] not in FINAL_STATES:  # noqa: ASYNC110 - it is asked, it does not signal
+    run_id = (await asyncio.to_thread(client.submit, spec)).id
+    while (run := document(await asyncio.to_thread(client.run, run_id)))["state"] not in FINAL_STATES:  # noqa: ASYNC110 - it is asked, it does not signal
         await asyncio.sleep(_POLL_SECONDS)
     if run["state"] != "succeeded":
         raise AssertionError(f"the well-behaved run is {run['state']}: {run['reason']}")
@@ -180,14 +180,14 @@ async def train(client: Client, spec: Json) -> Trained:
 
 
 def _trained(client: Client, run: Json) -> Trained:
-    events = list(client.all_events(run["id"]))
+    events = list(map(document, client.events(run["id"])))
     steps = sorted(_unix(event["created_at"]) for event in events if event["type"] == "metrics")
     states = [event for event in events if event["type"] == "state" and event["data"]["state"] != "queued"]
-    newest = client.versions(run["id"], after=run["steps"] - 1)["data"][-1]
+    newest = document(client.versions_page(run["id"], after=run["steps"] - 1))["data"][-1]
     rate = (len(steps) - 1) / (steps[-1] - steps[0])
     return Trained(run["id"], newest["digest"], rate, _unix(states[0]["created_at"]) - _unix(run["created_at"]))
 
 
 def newest(client: Client, name: str) -> str:
     """Id of the newest run of that name: the one in progress, if there is one."""
-    return next(str(run["id"]) for run in client.all_runs() if run["name"] == name)
+    return next(str(run["id"]) for run in map(document, client.runs()) if run["name"] == name)

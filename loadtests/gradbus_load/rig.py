@@ -15,7 +15,7 @@ from typing import Any
 
 from gradbus.buffer import BufferSettings, open_buffer
 from gradbus.bus import Bus, BusSettings
-from gradbus.client import Client
+from gradbus.client import Client, document
 from gradbus.control.runs import FINAL_STATES
 from gradbus.deploy.credentials import Credentials
 from gradbus.embedded import Stack, StackConfig
@@ -79,13 +79,12 @@ class Bench:
 
     async def submit(self, body: Json) -> str:
         """Submits a run; returns its id."""
-        run: Json = await asyncio.to_thread(self.client.submit, body)
-        return str(run["id"])
+        return (await asyncio.to_thread(self.client.submit, body)).id
 
     async def ends(self, run_id: str, seconds: float) -> Json:
         """Waits until the run has succeeded. Raises LoadError when it ends otherwise or not in time."""
         deadline = time.monotonic() + seconds
-        while (run := await asyncio.to_thread(self.client.run, run_id))["state"] not in FINAL_STATES:
+        while (run := document(await asyncio.to_thread(self.client.run, run_id)))["state"] not in FINAL_STATES:
             if time.monotonic() > deadline:
                 raise LoadError(f"{run_id} is {run['state']} at step {run['progress']['step']} after {seconds:.0f} s; {run['waiting_for']}")
             await asyncio.sleep(_POLL_SECONDS)
@@ -96,7 +95,7 @@ class Bench:
     async def trains(self, run_id: str, seconds: float, steps: int = 1) -> Json:
         """Waits until the run has trained so many steps; returns it. Raises LoadError when it ends before."""
         deadline = time.monotonic() + seconds
-        while (run := await asyncio.to_thread(self.client.run, run_id))["progress"]["step"] < steps:
+        while (run := document(await asyncio.to_thread(self.client.run, run_id)))["progress"]["step"] < steps:
             if run["state"] in FINAL_STATES or time.monotonic() > deadline:
                 raise LoadError(f"{run_id} is {run['state']} before step {steps}: {run['reason']}{run['waiting_for']}")
             await asyncio.sleep(_POLL_SECONDS)
@@ -107,7 +106,7 @@ class Bench:
         found: list[Json] = []
         after = 0
         while True:
-            page = await asyncio.to_thread(self.client.events, run_id, after, _PAGE)
+            page = document(await asyncio.to_thread(self.client.events_page, run_id, after, _PAGE))
             events = [event for event in page["data"] if event["type"] == "metrics"]
             found += [
                 event["data"] | {"at": datetime.fromisoformat(event["created_at"]).timestamp(), "event": event["id"]} for event in events

@@ -10,7 +10,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from gradbus.client import Client, RetryPolicy
+from gradbus.client import Client, RetryPolicy, document
 from gradbus.errors import ApiError
 
 ROOT = Path(__file__).parents[2]
@@ -117,7 +117,7 @@ def until(client: Client, run_id: str, step: int) -> dict:
     deadline = time.monotonic() + RUN_SECONDS
     while True:
         try:
-            run = client.run(run_id)
+            run = document(client.run(run_id))
         except ApiError as error:
             if "type" in error.problem:
                 raise
@@ -131,4 +131,4 @@ def until(client: Client, run_id: str, step: int) -> dict:
 
 def digest_of(client: Client, run_id: str) -> str:
     """The digest of the last version."""
-    return client.versions(run_id, after=STEPS - 1)["data"][-1]["digest"]
+    return document(client.versions_page(run_id, after=STEPS - 1))["data"][-1]["digest"]

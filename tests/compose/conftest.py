@@ -63,4 +63,4 @@ def submit(compose, true_digest):
     """Submits the demo's run again."""
     changes = {"model.path": MADE / "model", "data.train": MADE / "train.jsonl", "data.eval": MADE / "eval.jsonl", "schedule.steps": STEPS}
     spec = load_spec(ROOT / "examples/addition/addition.toml", [f"{name}={value}" for name, value in changes.items()])
-    return lambda client: client.submit(spec, ROOT / "examples/addition")["id"]
+    return lambda client: client.submit(spec, ROOT / "examples/addition").id

@@ -13,7 +13,7 @@ import httpx2
 import pytest
 from compose_lab import FINAL, NOBODY, PROJECT, ROOT, SERVICES, STEPS, digest_of, proxied, until
 
-from gradbus.client import Client
+from gradbus.client import Client, document
 
 REACHED = """
 import socket, sys
@@ -113,7 +113,7 @@ def test_one_variable_makes_the_gateway_speak_https(compose, submit, tmp_path):
     compose.up("--no-build", GATEWAY_HTTPS="1")
     (tmp_path / "ca.crt").write_text(compose.made("authority"))
     with Client(compose.url.replace("http:", "https:"), compose.made("key"), authority=tmp_path / "ca.crt") as client:
-        assert client.runs()["data"]
+        assert document(client.runs_page())["data"]
     with pytest.raises(httpx2.TransportError):
         httpx2.get(f"{compose.url}/v1/runs")
     compose.up("--no-build")
@@ -188,7 +188,7 @@ def test_a_reward_service_that_starts_later_is_waited_for(compose, submit, true_
     assert "REWARD_SERVICE=grpc://late-reward:50051: the scorer's host 'late-reward' has no address" in last
     with compose.client() as client:
         run_id = submit(client)
-        while (run := client.run(run_id))["state"] != "waiting_for_reward":
+        while (run := document(client.run(run_id)))["state"] != "waiting_for_reward":
             assert run["state"] not in FINAL, run["reason"]
             time.sleep(0.5)
         docker("run", "--detach", "--name", "late-reward", "--network", f"{PROJECT}_rewards", "gradbus/example-reward")

@@ -24,7 +24,7 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from gradbus.client import Client
+from gradbus.client import Client, document
 
 FINAL = {"succeeded", "failed", "cancelled"}
 WAIT_SECONDS = 240.0
@@ -76,13 +76,13 @@ class Lab:
     state: Path
 
     def submit(self, spec, **options):
-        return self.client.submit(spec, **options)["id"]
+        return self.client.submit(spec, **options).id
 
     def until(self, run_id, condition, seconds=WAIT_SECONDS):
         """Waits until `condition` holds for the run; fails at once if the run ends before."""
         deadline = time.monotonic() + seconds
         while True:
-            run = self.client.run(run_id)
+            run = document(self.client.run(run_id))
             if condition(run):
                 return run
             if run["state"] in FINAL or time.monotonic() > deadline:
@@ -102,20 +102,20 @@ class Lab:
     def cancels(self, run_id):
         """Cancels a run, which must end and free its workers within five seconds."""
         self.client.cancel(run_id)
-        within(5.0, lambda: self.client.run(run_id)["state"] in FINAL and self.serving(run_id) == [])
+        within(5.0, lambda: self.client.run(run_id).state in FINAL and self.serving(run_id) == [])
         return self.ends(run_id, "cancelled")
 
     def serving(self, run_id):
         """Workers assigned to the run."""
-        return [worker["worker"] for worker in self.client.workers()["data"] if worker["run_id"] == run_id]
+        return [worker["worker"] for worker in map(document, self.client.workers()) if worker["run_id"] == run_id]
 
     def events(self, run_id, kind=None):
         """Data of all events of a type, oldest first."""
-        events = self.client.events(run_id, limit=1000)["data"]
+        events = document(self.client.events_page(run_id, limit=1000))["data"]
         return [event["data"] for event in events if kind in {None, event["type"]}]
 
     def samples(self, run_id):
-        return self.client.samples(run_id, limit=1000)["data"]
+        return document(self.client.samples_page(run_id, limit=1000))["data"]
 
     def learned(self, run):
         """Whether every step changed the weights."""
@@ -129,7 +129,7 @@ class Lab:
             time.sleep(0.1)
 
     def final_digest(self, run):
-        return self.client.versions(run["id"], after=run["steps"] - 1)["data"][-1]["digest"]
+        return document(self.client.versions_page(run["id"], after=run["steps"] - 1))["data"][-1]["digest"]
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import pytest
 import redis
 from own_scorer import Scorer, judged
 
+from gradbus.client import document
 from gradbus.errors import ApiError
 
 from .conftest import rests, within
@@ -25,7 +26,9 @@ def in_log(lab, run_id):
 
 def steps_since_the_pause(lab, run_id):
     """Steps trained after the conductor had taken the request, by the services' clocks (this machine's)."""
-    events = [(datetime.fromisoformat(event["created_at"]), event) for event in lab.client.events(run_id, limit=1000)["data"]]
+    events = [
+        (datetime.fromisoformat(event["created_at"]), event) for event in document(lab.client.events_page(run_id, limit=1000))["data"]
+    ]
     paused = next(at for at, event in events if event["type"] == "state" and event["data"]["state"] == "paused")
     return sum(event["type"] == "metrics" and at > paused for at, event in events)
 
@@ -56,7 +59,7 @@ def test_a_paused_run_stops_within_two_steps_makes_way_and_ends_in_the_same_weig
     assert stands < 119
     assert steps_since_the_pause(lab, run_id) <= 3, "the step in hand when the request was taken, and two more"
     lab.train(spec())  # with the trainer of the paused run
-    assert lab.client.run(run_id)["state"] == "paused"
+    assert lab.client.run(run_id).state == "paused"
     lab.client.resume(run_id)
     assert lab.final_digest(lab.ends(run_id)) == digest
 
@@ -67,7 +70,7 @@ def test_a_cancelled_run_is_quiet_in_five_seconds(lab, spec):
     within(60.0, lambda: lab.serving(run_id))
     lab.cancels(run_id)
     rests(lambda: (in_log(lab, run_id), lab.events(run_id, "metrics")[-1]["step"]))
-    assert lab.client.cancel(run_id)["state"] == "cancelled"
+    assert lab.client.cancel(run_id).state == "cancelled"
 
 
 def test_a_paused_run_can_be_cancelled(lab, spec):
@@ -109,4 +112,4 @@ def test_a_request_for_a_run_that_is_over_is_answered(lab, spec):
     run = lab.train(spec())
     with pytest.raises(ApiError):
         lab.client.pause(run["id"])
-    assert lab.client.run(run["id"])["state"] == "succeeded"
+    assert lab.client.run(run["id"]).state == "succeeded"

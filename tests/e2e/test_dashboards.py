@@ -11,6 +11,7 @@ import httpx2
 import pytest
 from otlp_lab import Received
 
+from gradbus.client import document
 from gradbus.telemetry.registry import EVERY, METRICS
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +91,7 @@ def run(exporting, lab_on, prometheus, spec, rows):
         run_id = lab.submit(body)
         lab.ends(run_id)
         lab.samples(run_id)
-        lab.client.versions(run_id)
+        document(lab.client.versions_page(run_id))
     return run_id, began
 
 
@@ -143,7 +144,7 @@ def offered(exporting, lab_on, spec):
     del body["reward"]
     with lab_on(exporting) as lab:
         run_id = lab.submit(body)
-        lab.until(run_id, lambda _: any("no agent has claimed" in worker["trouble"] for worker in lab.client.workers()["data"]))
+        lab.until(run_id, lambda _: any("no agent has claimed" in worker["trouble"] for worker in map(document, lab.client.workers())))
         port = json.loads((exporting / "ports.json").read_text())["agent.http"]
         for _ in range(4):
             assert (

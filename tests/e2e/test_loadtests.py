@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from gradbus.client import document
 from gradbus_load.calibration import EngineTiming, LearnerTiming
 from gradbus_load.rig import Rig, running
 from gradbus_load.scenarios import memory, overlap, queue, throughput, workers
@@ -73,7 +74,7 @@ async def test_runs_that_wait_end_when_they_are_cancelled_also_across_a_kill_of_
     settings = queue.Settings(waiting=(5, 150), cancelled=60, cancelled_before_kill=60, seconds=0.2)
     async with running(tmp_path, settings.rig) as bench:
         outcome = await queue.measure(settings, bench)
-        runs = await asyncio.to_thread(lambda: list(bench.client.all_runs()))
+        runs = await asyncio.to_thread(lambda: list(map(document, bench.client.runs())))
         training = next(run for run in runs if run["created_at"] == min(run["created_at"] for run in runs))
     states = [run["state"] for run in runs if run["id"] != training["id"]]
     assert (states.count("cancelled"), states.count("queued")) == (120, 30)

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gradbus.client import document
+
 from .conftest import within
 
 
@@ -30,14 +32,14 @@ def test_a_sample_shows_prompt_text_reward_versions_and_step(lab, run):
 
 
 def test_samples_of_one_step_come_alone_and_in_pages(lab, run):
-    first = lab.client.samples(run["id"], step=2, limit=10)
-    rest = lab.client.samples(run["id"], step=2, limit=10, after=first["next_after"])
+    first = document(lab.client.samples_page(run["id"], step=2, limit=10))
+    rest = document(lab.client.samples_page(run["id"], step=2, limit=10, after=first["next_after"]))
     found = [sample["id"] for sample in first["data"] + rest["data"]]
     assert (first["has_more"], rest["has_more"], len(found), len(set(found))) == (True, False, 16, 16)
 
 
 def test_the_history_tells_states_steps_checkpoints_and_evaluations(lab, run):
-    events = lab.client.events(run["id"], limit=1000)["data"]
+    events = document(lab.client.events_page(run["id"], limit=1000))["data"]
     kinds = {
         kind: [event["data"] for event in events if event["type"] == kind] for kind in ("state", "metrics", "checkpoint", "evaluation")
     }
@@ -57,10 +59,10 @@ def test_metrics_carry_what_is_charted(lab, run):
 
 
 def test_a_stream_of_events_goes_on_behind_the_last_one_seen(lab, run):
-    everything = list(lab.client.follow_events(run["id"]))
-    assert everything == lab.client.events(run["id"], limit=1000)["data"]
+    everything = list(map(document, lab.client.stream(run["id"])))
+    assert everything == document(lab.client.events_page(run["id"], limit=1000))["data"]
     seen = everything[len(everything) // 2]["id"]
-    assert list(lab.client.follow_events(run["id"], after=seen)) == [event for event in everything if event["id"] > seen]
+    assert list(map(document, lab.client.stream(run["id"], after=seen))) == [event for event in everything if event["id"] > seen]
 
 
 def test_the_tracker_of_the_page_on_extending_gets_steps_evaluations_and_states(lab, run):
@@ -106,10 +108,10 @@ class TestCurl:
         assert len(json.loads(curl(f"/v1/runs/{answer['id']}/samples?step=1&limit=100"))["data"]) == 16
 
     def test_streams_events_behind_the_last_event_id(self, lab, curl, run):
-        seen = lab.client.events(run["id"])["data"][1]["id"]
+        seen = document(lab.client.events_page(run["id"]))["data"][1]["id"]
         text = curl(f"/v1/runs/{run['id']}/events", "-N", "-H", "Accept: text/event-stream", "-H", f"Last-Event-ID: {seen}")
         ids = [int(line.removeprefix("id:")) for line in text.splitlines() if line.startswith("id:")]
-        assert ids == [event["id"] for event in lab.client.events(run["id"], limit=1000)["data"][2:]]
+        assert ids == [event["id"] for event in document(lab.client.events_page(run["id"], limit=1000))["data"][2:]]
 
     def test_without_a_key_nothing_is_told(self, lab, run):
         answer = subprocess.run(["curl", "-s", f"{lab.client.url}/v1/runs/{run['id']}"], capture_output=True, text=True, check=True).stdout

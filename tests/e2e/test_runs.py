@@ -7,6 +7,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from gradbus.client import document
 from gradbus.spec import PRESETS, AlgorithmSpec, CriticSpec
 from gradbus.spec.presets import CRITICS
 
@@ -21,7 +22,7 @@ def test_a_family_with_a_byte_level_tokenizer_trains(lab, spec, models, family):
     run = lab.train(spec(model={"path": str(models / family)}))
     assert (run["progress"]["step"], run["progress"]["checkpoint_step"]) == (3, 3)
     assert lab.learned(run)
-    assert lab.client.versions(run["id"])["data"][-1]["version"] == 3
+    assert document(lab.client.versions_page(run["id"]))["data"][-1]["version"] == 3
     assert run["progress"]["accuracy"] is None
 
 
@@ -49,7 +50,7 @@ def test_a_multi_graders_formula_joins_its_parts(lab, spec):
 def test_a_step_without_weight_keeps_the_policy(lab, spec):
     never = STRING_CHECK | {"reference": "no such answer"}
     run = lab.train(spec(reward={"grader": never}))
-    versions = lab.client.versions(run["id"])["data"]
+    versions = document(lab.client.versions_page(run["id"]))["data"]
     assert not lab.learned(run)
     assert versions[-1]["noop"]
     assert len({version["digest"] for version in versions}) == 1
@@ -103,7 +104,7 @@ def test_ppo_trains_with_one_sample_a_prompt_after_its_critics_warm_up(lab, spec
     steps = lab.events(run["id"], "metrics")
     assert [step["noop"] for step in steps] == [True, True, False]
     assert all(step["value_loss"] > 0.0 and step["critic_grad_norm"] > 0.0 for step in steps)
-    assert [version["noop"] for version in lab.client.versions(run["id"])["data"]][-2:] == [True, False]
+    assert [version["noop"] for version in document(lab.client.versions_page(run["id"]))["data"]][-2:] == [True, False]
     samples = lab.samples(run["id"])
     assert {sample["id"].rpartition(".")[2] for sample in samples} == {"0"}
     assert {sample["advantage"] for sample in samples} == {None}, "it is by token"
@@ -117,7 +118,7 @@ def test_several_updates_of_a_step_make_one_version_and_the_same_in_every_run(la
         steps = lab.events(run["id"], "metrics")
         assert [step["version"] for step in steps] == list(range(1, len(steps) + 1))
         assert {step["updates"] for step in steps} == {4}
-    digests = [[version["digest"] for version in lab.client.versions(run["id"])["data"]] for run in runs]
+    digests = [[version["digest"] for version in document(lab.client.versions_page(run["id"]))["data"]] for run in runs]
     assert digests[0] == digests[1]
 
 
@@ -219,14 +220,14 @@ def test_adapters_learn_under_a_penalty_without_a_reference_service_and_are_expo
     beside = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(tmp_path / "base"), tmp_path / "peft")
     torch.testing.assert_close(beside(ids).logits, merged(ids).logits, rtol=1e-4, atol=1e-4)
     assert (merged(ids).logits - base).abs().max() > 0.1
-    assert lab.client.versions(run_id)["data"][-1]["bytes"] < (tmp_path / "out" / "model.safetensors").stat().st_size / 2
+    assert document(lab.client.versions_page(run_id))["data"][-1]["bytes"] < (tmp_path / "out" / "model.safetensors").stat().st_size / 2
 
 
 def test_adapters_end_in_the_same_bits_over_every_transport(lab, spec):
     trainer = {"learning_rate": 0.02, "lora": {"rank": 4}}
     runs = [lab.train(spec(trainer=trainer, weights={"transport": name})) for name in ("store", "delta", "broadcast")]
     assert len({lab.final_digest(run) for run in runs}) == 1
-    assert len({version["digest"] for version in lab.client.versions(runs[0]["id"])["data"]}) > 1
+    assert len({version["digest"] for version in document(lab.client.versions_page(runs[0]["id"]))["data"]}) > 1
 
 
 def test_an_export_loads_in_transformers_and_generates(lab, spec, models, gradbus, tmp_path):

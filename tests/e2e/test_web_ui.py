@@ -329,7 +329,7 @@ def test_the_web_ui_pauses_resumes_and_after_a_question_cancels(page, lab, run_i
     page.sees(".chip", "Paused")
     page.tab.get_by_role("button", name="Cancel run").click()
     page.tab.get_by_role("button", name="Keep it running").click()
-    assert lab.client.run(run_id)["desired"] == "paused"
+    assert lab.client.run(run_id).desired == "paused"
     page.tab.get_by_role("button", name="Cancel run").click()
     page.tab.get_by_role("button", name="Cancel the run").click()
     page.sees(".chip", "Cancelled")

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModelForCausalLM
 from versions import logprob_difference
 
-from gradbus.client import Client
+from gradbus.client import Client, document
 from gradbus.embedded import Stack
 from gradbus.ids import digest_of
 from gradbus.v1.group_pb2 import Group
@@ -92,7 +92,7 @@ async def rewards(stack, run_id) -> list[float]:
 async def events(stack, run_id, kind) -> list[dict]:
     """Data of the run's events of a kind, oldest first."""
     with Client(stack.url, stack.api_key) as client:
-        found = (await asyncio.to_thread(client.events, run_id, limit=1000))["data"]
+        found = document(await asyncio.to_thread(client.events_page, run_id, limit=1000))["data"]
     return [event["data"] for event in found if event["type"] == kind]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gradbus.client import Client, load_spec
+from gradbus.client import Client, document, load_spec
 from gradbus.embedded import Stack
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "copy"
@@ -70,7 +70,7 @@ async def train(
 ) -> Outcome:
     """Runs `spec` to its end, with a SIGKILL to each of `kills` in turn once it is past `after_step`."""
     client = Client(stack.url, stack.api_key)
-    run_id = (await asyncio.to_thread(client.submit, spec, EXAMPLE))["id"]
+    run_id = (await asyncio.to_thread(client.submit, spec, EXAMPLE)).id
     reaper = asyncio.create_task(_kill(stack, client, run_id, Kills(kills, random.Random(seed), after_step)))
     try:
         async with asyncio.timeout(seconds):
@@ -78,7 +78,7 @@ async def train(
     finally:
         reaper.cancel()
     killed = (await asyncio.gather(reaper, return_exceptions=True))[0]
-    version = (await asyncio.to_thread(client.versions, run_id, spec["schedule"]["steps"] - 1))["data"]
+    version = document(await asyncio.to_thread(client.versions_page, run_id, spec["schedule"]["steps"] - 1))["data"]
     digest = version[-1]["digest"] if version else ""
     client.close()
     return Outcome(run_id, run["state"], digest, run["progress"]["step"], killed if isinstance(killed, list) else [], run["deterministic"])
@@ -89,7 +89,7 @@ async def until(client: Client, run_id: str, condition: Any, seconds: float = 30
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
-            run = await asyncio.to_thread(client.run, run_id)
+            run = document(await asyncio.to_thread(client.run, run_id))
             if condition(run):
                 return run
         except Exception as error:  # noqa: BLE001 - the gateway may be the one that was killed

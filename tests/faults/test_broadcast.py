@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from smoke import train
 
-from gradbus.client import Client
+from gradbus.client import Client, document
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -18,7 +18,7 @@ def broadcast(spec):
 async def broadcasts(stack, run_id):
     """Data of the run's events `broadcast`."""
     with Client(stack.url, stack.api_key) as client:
-        events = (await asyncio.to_thread(client.events, run_id, limit=1000))["data"]
+        events = document(await asyncio.to_thread(client.events_page, run_id, limit=1000))["data"]
     return [event["data"] for event in events if event["type"] == "broadcast"]
 
 

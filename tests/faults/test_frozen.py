@@ -9,7 +9,7 @@ from smoke import train, until
 from test_hash import faults_of
 
 from gradbus.bus.subjects import LEASE_TTL_SECONDS
-from gradbus.client import Client
+from gradbus.client import Client, document
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(600)]
 async def freeze(stack, name):
     """SIGSTOP in the middle of the newest run; what is stopped neither closes its connections nor learns that it is over."""
     with Client(stack.url, stack.api_key) as client:
-        while not (runs := (await asyncio.to_thread(client.runs))["data"]) or runs[0]["finished_at"]:  # noqa: ASYNC110 - it is asked, it does not signal
+        while not (runs := document(await asyncio.to_thread(client.runs_page))["data"]) or runs[0]["finished_at"]:  # noqa: ASYNC110 - it is asked, it does not signal
             await asyncio.sleep(0.05)
         await until(client, runs[0]["id"], lambda run: run["progress"]["step"] > 5)
     process = stack.processes[name].pid

@@ -25,7 +25,7 @@ def attacked(name, module, **settings):
 
 async def end_of(client, spec, name, cancel_at=None):
     """The end of a run of that name, which is cancelled once the file `cancel_at` exists."""
-    run_id = (await asyncio.to_thread(client.submit, spec | {"name": name}, EXAMPLE))["id"]
+    run_id = (await asyncio.to_thread(client.submit, spec | {"name": name}, EXAMPLE)).id
     if cancel_at is not None:
         async with asyncio.timeout(SECONDS):
             while not cancel_at.exists():  # noqa: ASYNC110 - another process makes it

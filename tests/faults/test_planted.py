@@ -65,7 +65,7 @@ async def zombie_is_refused(stack, spec):
     """A trainer of an older term tries to publish in the middle of a run."""
     client = Client(stack.url, stack.api_key)
     longer = spec | {"schedule": spec["schedule"] | {"steps": 2000}}  # it is cancelled in the end
-    run_id = (await asyncio.to_thread(client.submit, longer, EXAMPLE))["id"]
+    run_id = (await asyncio.to_thread(client.submit, longer, EXAMPLE)).id
     zombie = ZombieTrainer(stack, run_id)
     try:
         await until(client, run_id, lambda run: run["progress"]["step"] > 0)

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from gradbus.client import Client, RetryPolicy
+from gradbus.client import Client, RetryPolicy, document
 from gradbus.errors import ApiError, StackError
 
 ROOT = Path(__file__).parents[2]
@@ -118,7 +118,7 @@ class Cluster:
         deadline, run = time.monotonic() + RUN_SECONDS, {"state": "unknown", "waiting_for": ""}
         while time.monotonic() < deadline:
             try:
-                run = client.run(run_id)
+                run = document(client.run(run_id))
             except (ApiError, StackError) as error:
                 run["waiting_for"] = error
                 self.forward()
@@ -137,4 +137,4 @@ class Cluster:
 
     def finished(self, client: Client, run_id: str, steps: int) -> tuple[str, str]:
         """How the run has ended, and the digest of its last version."""
-        return self.until(client, run_id)["state"], client.versions(run_id, after=steps - 1)["data"][-1]["digest"]
+        return self.until(client, run_id)["state"], document(client.versions_page(run_id, after=steps - 1))["data"][-1]["digest"]

@@ -17,7 +17,7 @@ KILLED = ("conductor", "rollout", "trainer", "weight-store", "reward", "nats", "
 def submitted(cluster, client, spec):
     """The run, begun."""
     cluster.forward()
-    return client.submit(spec, EXAMPLE, uuid.uuid4().hex)["id"]
+    return client.submit(spec, EXAMPLE, uuid.uuid4().hex).id
 
 
 def test_a_run_by_rest_ends_in_the_weights_of_the_embedded_stack(cluster, client, submitted, true_digest):

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from gpu_check.context import Context
 from gpu_check.copying import CopyingTask, stack
-from gradbus.client import Client
+from gradbus.client import Client, document
 
 _STEPS: Final = 12
 
@@ -30,5 +30,5 @@ def run(context: Context) -> None:
 
 def _last(client: Client, run: dict[str, Any]) -> str:
     """The digest of the run's last version; empty without one."""
-    versions = client.versions(run["id"])["data"]
+    versions = document(client.versions_page(run["id"]))["data"]
     return str(versions[-1]["digest"]) if versions else ""

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from datetime import UTC, datetime, timedelta
-from http import HTTPStatus
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradbus.cli.options import State, connect, find_run, state_option
+from gradbus.cli.options import State, connect, state_option
 from gradbus.cli.output import JsonLines, print_json_line
-from gradbus.errors import ApiError, StackError
+from gradbus.errors import NotFoundError, StackError
 
 if TYPE_CHECKING:
     from gradbus.client import Client
+    from gradbus.resources.runs import RunSummary
 
 _AGE = re.compile(r"(\d{1,6})([dhm])")
 _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
@@ -35,49 +36,45 @@ def delete(
         raise StackError("nothing to delete; name runs, or give --finished-before")
     moment = _moment(finished_before) if finished_before else None
     with connect(state) as client:
-        found = [find_run(client, given) for given in run_ids or ()]
+        found = [client.find(given) for given in run_ids or ()]
         found += _finished_before(client, moment) if moment else []
-        for run in {run["id"]: run for run in found}.values():
+        for run in {run.id: run for run in found}.values():
             if dry_run:
                 _show_plan(run, state, as_json=as_json)
                 continue
-            _delete(client, run["id"])
+            _delete(client, run.id)
             if as_json:
-                print_json_line({"object": "run", "id": run["id"], "deleted": True})
+                print_json_line({"object": "run", "id": run.id, "deleted": True})
             else:
-                typer.echo(f"run {run['id']} is deleted")
+                typer.echo(f"run {run.id} is deleted")
     if not found and not as_json:
         typer.echo("no run has ended before that")
 
 
 def _delete(client: Client, run_id: str) -> None:
     """Deletes a run that was there a moment ago."""
-    try:
+    with contextlib.suppress(NotFoundError):  # retention was faster, or the gateway's first answer was lost and the request repeated
         client.delete(run_id)
-    except ApiError as error:
-        # Retention was faster, or the gateway's first answer was lost and the request repeated.
-        if error.status != HTTPStatus.NOT_FOUND:
-            raise
 
 
-def _show_plan(run: dict[str, Any], state: Path | None, *, as_json: bool) -> None:
+def _show_plan(run: RunSummary, state: Path | None, *, as_json: bool) -> None:
     """Prints whether the gateway would delete the run."""
-    is_over = run["finished_at"] is not None
+    is_over = run.finished_at is not None
     if as_json:
-        print_json_line({"object": "run", "id": run["id"], "deleted": False, "deletable": is_over})
+        print_json_line({"object": "run", "id": run.id, "deleted": False, "deletable": is_over})
     elif is_over:
-        typer.echo(f"run {run['id']} would be deleted")
+        typer.echo(f"run {run.id} would be deleted")
     else:
-        advice = f"cancel it first: gradbus cancel {run['id']}{state_option(state)}"
-        typer.echo(f"run {run['id']} would not be deleted, because it has not ended ({run['state']}); {advice}")
+        advice = f"cancel it first: gradbus cancel {run.id}{state_option(state)}"
+        typer.echo(f"run {run.id} would not be deleted, because it has not ended ({run.state}); {advice}")
 
 
-def _finished_before(client: Client, moment: datetime) -> list[dict[str, Any]]:
-    return [run for run in client.all_runs() if _ended(run, moment)]
+def _finished_before(client: Client, moment: datetime) -> list[RunSummary]:
+    return [run for run in client.runs() if _ended(run, moment)]
 
 
-def _ended(run: dict[str, Any], moment: datetime) -> bool:
-    return run["finished_at"] is not None and datetime.fromisoformat(run["finished_at"]) < moment
+def _ended(run: RunSummary, moment: datetime) -> bool:
+    return run.finished_at is not None and run.finished_at < moment
 
 
 def _moment(given: str) -> datetime:

@@ -7,21 +7,21 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gradbus.cli.format import number
-from gradbus.cli.options import RunId, State, connect, find_run, state_option, taking
+from gradbus.cli.options import RunId, State, connect, state_option, taking
 from gradbus.cli.output import AsJson, JsonLines, print_json, print_json_line, print_notice, printable
 from gradbus.errors import TrackerError, first_line
 
 if TYPE_CHECKING:
     from gradbus.client import Client
+    from gradbus.resources.runs import EventResource
 
 _CHARTED = ("reward", "teacher_kl", "loss", "accuracy", "margin", "entropy", "grad_norm")
 _MOST = 100_000
-Json = dict[str, Any]
 
 
 class Level(StrEnum):
@@ -42,12 +42,12 @@ class EventFilter:
     """The lowest that is selected."""
     seen: set[str] = field(default_factory=set)
 
-    def select(self, events: Iterable[Json]) -> Iterator[Json]:
+    def select(self, events: Iterable[EventResource]) -> Iterator[EventResource]:
         """The selected events, in order."""
         levels = list(Level)[list(Level).index(self.level) :]
         for event in events:
-            self.seen.add(event["type"])
-            if (not self.types or event["type"] in self.types) and event["level"] in levels:
+            self.seen.add(event.type)
+            if (not self.types or event.type in self.types) and event.level in levels:
                 yield event
 
     @property
@@ -75,43 +75,45 @@ class EventOptions:
 @taking(EventOptions)
 def events(options: EventOptions) -> None:
     """Show a run's events."""
+    from gradbus.client import document
+
     wanted = EventFilter(tuple(options.types or ()), options.level)
     most = None if options.follow or options.tail else options.limit
     shown, last = 0, options.after
     with connect(options.state) as client:
-        run_id = find_run(client, options.run_id)["id"]
+        run_id = client.find(options.run_id).id
         for event in _selected(client, run_id, options, wanted):
             if shown == most:
                 again = f"gradbus events {run_id} --after {last}{wanted.options}{state_option(options.state)}"
                 print_notice(f"there are more entries; `{again}` shows them")
                 break
-            shown, last = shown + 1, event["id"]
-            print_json_line(event) if options.as_json else typer.echo(_event_line(event))
+            shown, last = shown + 1, event.id
+            print_json_line(document(event)) if options.as_json else typer.echo(_event_line(event))
     if not shown:
         types = ", ".join(sorted(wanted.seen))
         print_notice(f"no event is selected; the history has the types {types}" if types else "no events yet")
 
 
-def _selected(client: Client, run_id: str, options: EventOptions, wanted: EventFilter) -> Iterator[Json]:
+def _selected(client: Client, run_id: str, options: EventOptions, wanted: EventFilter) -> Iterator[EventResource]:
     after = options.after
     if options.tail:
-        newest: deque[Json] = deque(maxlen=options.tail)
-        for event in client.all_events(run_id, after):
-            after = event["id"]
+        newest: deque[EventResource] = deque(maxlen=options.tail)
+        for event in client.events(run_id, after):
+            after = event.id
             newest.extend(wanted.select([event]))
         yield from newest
     if options.follow:
-        yield from wanted.select(client.follow_events(run_id, after))
+        yield from wanted.select(client.stream(run_id, after))
     elif not options.tail:
-        yield from wanted.select(client.all_events(run_id, after))
+        yield from wanted.select(client.events(run_id, after))
 
 
-def _event_line(event: Json) -> str:
-    mark = "" if event["level"] == "info" else f"{event['level'].upper()} "
-    data = event["data"] if event["type"] == "metrics" else {}
+def _event_line(event: EventResource) -> str:
+    mark = "" if event.level == "info" else f"{event.level.upper()} "
+    data = event.data if event.type == "metrics" else {}
     charted = [f"  {name} {number(data[name])}" for name in _CHARTED if name in data]
-    message = printable(event["message"])
-    return f"{event['id']:>8}  {event['created_at'][11:19]}  {event['type']:<12}  {mark}{message}{''.join(charted)}"
+    message = printable(event.message)
+    return f"{event.id:>8}  {event.created_at:%H:%M:%S}  {event.type:<12}  {mark}{message}{''.join(charted)}"
 
 
 def track(
@@ -130,20 +132,21 @@ def track(
 
     It may be stopped and started again, with runs in progress and with old ones: nothing is written twice.
     """
+    from gradbus.client import document
     from gradbus.trackers import TrackedRun, feed, open_sink
 
     with connect(state) as client:
-        run = client.run(find_run(client, run_id)["id"])
-        sink = open_sink(to, TrackedRun(run["id"], run["name"], run["spec"]))
+        run = client.run(run_id)
+        sink = open_sink(to, TrackedRun(run.id, run.name, document(run)["spec"]))
         if sink.written and not as_json:
             print_notice(f"{to} has the run up to event {sink.written}")
         try:
-            written = feed(client, run["id"], sink, follow=not once)
-            ended = client.run(run["id"])["state"]
+            written = feed(client, run.id, sink, follow=not once)
+            ended = client.run(run.id).state
             sink.close(ended)
         except (OSError, ValueError, RuntimeError) as error:
             raise TrackerError(f"cannot write to {to}: {first_line(error)}; start the command again, it goes on where it ended") from error
     if as_json:
-        print_json({"object": "track", "run_id": run["id"], "to": to, "written": written, "state": ended})
+        print_json({"object": "track", "run_id": run.id, "to": to, "written": written, "state": ended})
     else:
-        typer.echo(f"wrote {written} points of run {run['id']} ({ended}) to {to}")
+        typer.echo(f"wrote {written} points of run {run.id} ({ended}) to {to}")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gradbus.client import Client
+    from gradbus.resources.runs import RunResource
 
 _EXIT: Final = {"succeeded": 0, "failed": 1, "cancelled": 3}
 _LIVE_SECONDS = 0.5
@@ -25,8 +26,6 @@ _SILENCE_SECONDS = 60.0
 _NUMBER: Final = re.compile(r"\d+")
 _STEPS: Final = 100
 """Newest steps whose pace tells the time left."""
-
-Json = dict[str, Any]
 
 
 def follow_run(client: Client, run_id: str, option: str | None = "") -> int:
@@ -44,32 +43,32 @@ def follow_run(client: Client, run_id: str, option: str | None = "") -> int:
             raise
         print(f"\nthe run goes on; `gradbus show {run_id} --follow{option}` follows it, `gradbus cancel {run_id}{option}` cancels it")
         return 130
-    print(f"run {run_id} {last['state']}" + (f": {printable(last['reason'])}" if last["reason"] else ""))
-    if last["state"] == "succeeded" and option is not None:
+    print(f"run {run_id} {last.state}" + (f": {printable(last.reason)}" if last.reason else ""))
+    if last.state == "succeeded" and option is not None:
         print(f"export the model: gradbus export {run_id} DIR{option}")
-    return _EXIT[last["state"]]
+    return _EXIT[last.state]
 
 
 def follow_run_as_json(client: Client, run_id: str) -> int:
     """Prints the run as one line of JSON whenever it changes, until it ends. Returns its exit status, as `follow_run`."""
+    from gradbus.client import document
+
     client.retries = replace(client.retries, seconds=_SILENCE_SECONDS)
-    run: Json = {}
-    shown: Json = {}
+    shown: dict[str, Any] = {}
     for run in _snapshots(client, run_id, _POLL_SECONDS):
-        summary = {name: value for name, value in run.items() if name != "spec"}
+        summary = {name: value for name, value in document(run).items() if name != "spec"}
         if summary != shown:
             print_json_line(summary)
             shown = summary
-    return _EXIT[run["state"]]
+    return _EXIT[run.state]
 
 
-def _live(client: Client, run_id: str) -> Json:
+def _live(client: Client, run_id: str) -> RunResource:
     from rich.console import Console, Group
     from rich.live import Live
     from rich.text import Text
 
     console = Console()
-    run: Json = {}
     time_left = _TimeLeft()
     with Live(console=console, auto_refresh=False) as live:
         for run in _snapshots(client, run_id, _LIVE_SECONDS):
@@ -80,16 +79,15 @@ def _live(client: Client, run_id: str) -> Json:
     return run
 
 
-def _lines(client: Client, run_id: str) -> Json:
-    run: Json = {}
+def _lines(client: Client, run_id: str) -> RunResource:
     shown: tuple[Any, ...] = ()
     line, printed = "", 0.0
     time_left = _TimeLeft()
     for run in _snapshots(client, run_id, _POLL_SECONDS):
         # A problem whose numbers alone have changed is the same one.
-        notable = (run["state"], run["progress"]["accuracy"], run["progress"]["held_out_loss"], _NUMBER.sub("", _problem(run)))
+        notable = (run.state, run.progress.accuracy, run.progress.held_out_loss, _NUMBER.sub("", _problem(run)))
         # A wait counts seconds, so it is in every line; any other problem is printed once.
-        problem = _problem(run) if run["waiting_for"] or notable != shown else ""
+        problem = _problem(run) if run.waiting_for or notable != shown else ""
         newest = "  ".join(filter(None, (progress_line(run, time_left.of(run)), problem)))
         if notable != shown or (newest != line and time.monotonic() - printed >= _LINE_SECONDS):
             print(newest, flush=True)
@@ -104,31 +102,31 @@ class _TimeLeft:
         self._seen: deque[tuple[float, int]] = deque(maxlen=_STEPS)
         """When a step was seen first, and which."""
 
-    def of(self, run: Json) -> float | None:
+    def of(self, run: RunResource) -> float | None:
         """Seconds; None while too little was seen."""
-        step: int = run["progress"]["step"]
-        if run["state"] != "running":
+        step: int = run.progress.step
+        if run.state != "running":
             self._seen.clear()  # a pause is no part of any step
             return None
         if not self._seen or step != self._seen[-1][1]:
             self._seen.append((time.monotonic(), step))
         (first_at, first), (last_at, last) = self._seen[0], self._seen[-1]
         # What is seen first is somewhere between two steps, so that two steps say little.
-        return (run["steps"] - last) * (last_at - first_at) / (last - first) if last - first > 1 else None
+        return (run.steps - last) * (last_at - first_at) / (last - first) if last - first > 1 else None
 
 
-def _problem(run: Json) -> str:
+def _problem(run: RunResource) -> str:
     """The reason for which an active run waits or has a problem; empty for a run that ended, whose reason is printed last."""
-    if run["waiting_for"]:
-        return f"waits for {printable(run['waiting_for'])}"
-    return "" if run["state"] in _EXIT else printable(run["reason"])
+    if run.waiting_for:
+        return f"waits for {printable(run.waiting_for)}"
+    return "" if run.state in _EXIT else printable(run.reason)
 
 
-def _snapshots(client: Client, run_id: str, seconds: float) -> Iterator[Json]:
+def _snapshots(client: Client, run_id: str, seconds: float) -> Iterator[RunResource]:
     """The run every `seconds` until it has ended."""
     while True:
         run = client.run(run_id)
         yield run
-        if run["state"] in _EXIT:
+        if run.state in _EXIT:
             return
         time.sleep(seconds)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gradbus.resources.runs import RunSummary
 
 _SHARES = {
     "generate": "gen",
@@ -22,9 +24,9 @@ def number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def progress_line(run: dict[str, Any], left: float | None = None) -> str:
+def progress_line(run: RunSummary, left: float | None = None) -> str:
     """The figures of a run, after its state unless that is `running`; `left`: seconds until its end."""
-    return figures(run, left) if run["state"] == "running" else f"{run['state']}  {figures(run)}"
+    return figures(run, left) if run.state == "running" else f"{run.state}  {figures(run)}"
 
 
 def duration(seconds: float) -> str:
@@ -37,50 +39,50 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60} h {minutes % 60} min" if minutes < 48 * 60 else f"{minutes // (24 * 60)} days"
 
 
-def run_line(run: dict[str, Any]) -> str:
+def run_line(run: RunSummary) -> str:
     """A run in a list: id, local time of submission, name, kind, state, step and scores."""
-    created = "-" if run["created_at"] is None else datetime.fromisoformat(run["created_at"]).astimezone().strftime("%Y-%m-%d %H:%M")
-    progress = run["progress"]
-    kind = run["kind"] or "-"
-    state = f"{kind:<12}  {run['state']:<18}"
-    return f"{run['id']}  {created:<16}  {run['name']:<24}  {state}  step {progress['step']}/{run['steps']}  {'  '.join(_scores(run))}"
+    created = "-" if run.created_at is None else run.created_at.astimezone().strftime("%Y-%m-%d %H:%M")
+    progress = run.progress
+    kind = run.kind or "-"
+    state = f"{kind:<12}  {run.state:<18}"
+    return f"{run.id}  {created:<16}  {run.name:<24}  {state}  step {progress.step}/{run.steps}  {'  '.join(_scores(run))}"
 
 
-def figures(run: dict[str, Any], left: float | None = None) -> str:
+def figures(run: RunSummary, left: float | None = None) -> str:
     """Step, time left, version, scores, staleness, a critic's explained variance, tokens per second, time by phase, workers."""
-    progress = run["progress"]
-    speed = progress["tokens_per_second"]
-    shares = progress["shares"]
+    progress = run.progress
+    speed = progress.tokens_per_second
+    shares = progress.shares
     given = _trains_given(run)
     shown = {short: shares[name] for name, short in _SHARES.items() if name in shares and not (given and name in _OF_SAMPLING)}
-    staleness = "-" if progress["staleness"] is None else f"{progress['staleness']:.1f}"
-    explained = progress["explained_variance"]
+    staleness = "-" if progress.staleness is None else f"{progress.staleness:.1f}"
+    explained = progress.explained_variance
     parts = [
-        f"step {progress['step']}/{run['steps']}" + ("" if left is None else f" ({duration(left)} left)"),
-        f"v{progress['version'] if progress['version'] >= 0 else '-'}",
+        f"step {progress.step}/{run.steps}" + ("" if left is None else f" ({duration(left)} left)"),
+        f"v{progress.version if progress.version >= 0 else '-'}",
         *_scores(run),
         "" if given else f"stale {staleness}",
         "" if explained is None else f"explained {explained:.2f}",
         f"{'-' if speed is None else round(speed)} tok/s",
         " ".join(f"{short} {share:.0%}" for short, share in shown.items()),
-        f"{progress['workers']} {'worker' if progress['workers'] == 1 else 'workers'}",
+        f"{progress.workers} {'worker' if progress.workers == 1 else 'workers'}",
     ]
     return "  ".join(part for part in parts if part)
 
 
-def _trains_given(run: dict[str, Any]) -> bool:
+def _trains_given(run: RunSummary) -> bool:
     """Whether the run trains on given responses: nothing is sampled or scored."""
-    return run["kind"] not in {"rl", None}
+    return run.kind not in {"rl", None}
 
 
-def _scores(run: dict[str, Any]) -> list[str]:
+def _scores(run: RunSummary) -> list[str]:
     """Reward, held-out accuracy and KL to a teacher; of a run on given responses the loss, of pairs the accuracy, and a held-out loss."""
-    progress = run["progress"]
+    progress = run.progress
     if not _trains_given(run):
-        teacher = progress["teacher_kl"]
+        teacher = progress.teacher_kl
         # Only a teacher judges the samples of a run that has one and no rewards.
-        reward = [] if teacher is not None and progress["reward"] is None else [f"reward {number(progress['reward'])}"]
-        held_out = [] if teacher is not None and progress["accuracy"] is None else [f"held-out {number(progress['accuracy'])}"]
+        reward = [] if teacher is not None and progress.reward is None else [f"reward {number(progress.reward)}"]
+        held_out = [] if teacher is not None and progress.accuracy is None else [f"held-out {number(progress.accuracy)}"]
         return [*([] if teacher is None else [f"teacher KL {number(teacher)}"]), *reward, *held_out]
-    others = {"accuracy": progress["pair_accuracy"], "held-out loss": progress["held_out_loss"]}
-    return [f"loss {number(progress['loss'])}", *(f"{name} {number(value)}" for name, value in others.items() if value is not None)]
+    others = {"accuracy": progress.pair_accuracy, "held-out loss": progress.held_out_loss}
+    return [f"loss {number(progress.loss)}", *(f"{name} {number(value)}" for name, value in others.items() if value is not None)]

@@ -7,31 +7,37 @@ import os
 import sys
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
 from gradbus.cli.format import figures, number, run_line
-from gradbus.cli.options import RunId, State, connect, find_run, state_option, taking
+from gradbus.cli.options import RunId, State, connect, state_option, taking
 from gradbus.cli.output import AsJson, print_json, print_notice, printable
 from gradbus.errors import SettingsError
 
 if TYPE_CHECKING:
-    from gradbus.client import Client
+    from gradbus.client import Client, SampleSelection
+    from gradbus.resources.episodes import EpisodeResource
+    from gradbus.resources.page import Page
+    from gradbus.resources.runs import RunResource, RunSummary
+    from gradbus.resources.samples import SampleResource
 
 _FIELD_CHARACTERS: Final = 200
 
 
 def runs(limit: Annotated[int, typer.Option(min=1, max=1000)] = 20, as_json: AsJson = False, state: State = None) -> None:
     """List runs, newest first."""
+    from gradbus.client import document
+
     with connect(state) as client:
-        page = client.runs(limit=limit)
+        page = client.runs_page(limit=limit)
     if as_json:
-        print_json(page)
+        print_json(document(page))
         return
-    for run in page["data"]:
+    for run in page.data:
         typer.echo(run_line(run))
-    if not page["data"]:
+    if not page.data:
         typer.echo("no runs yet; submit one with `gradbus run SPEC.toml`")
     _print_more_hint(page, "raise --limit to see older runs")
 
@@ -43,27 +49,30 @@ def show(
     state: State = None,
 ) -> None:
     """Show a run's state, progress and spec."""
+    from gradbus.client import document
+
     with connect(state) as client:
-        run = client.run(find_run(client, run_id)["id"])
+        run = client.run(run_id)
         if follow:
             from gradbus.cli.follow import follow_run, follow_run_as_json
 
             if as_json:
-                raise typer.Exit(follow_run_as_json(client, run["id"]))
-            raise typer.Exit(follow_run(client, run["id"], state_option(state)))
+                raise typer.Exit(follow_run_as_json(client, run.id))
+            raise typer.Exit(follow_run(client, run.id, state_option(state)))
+    shown = document(run)
     if as_json:
-        print_json(run)
+        print_json(shown)
         return
-    typer.echo(f"{run['id']}  {run['name']}")
-    typer.echo(f"kind        {run['kind']}")
-    typer.echo(f"state       {run['state']} (requested: {run['desired']})")
+    typer.echo(f"{run.id}  {run.name}")
+    typer.echo(f"kind        {run.kind}")
+    typer.echo(f"state       {run.state} (requested: {run.desired})")
     for label in ("reason", "waiting_for"):
-        if run[label]:
-            typer.echo(f"{label.replace('_', ' '):<12}{printable(run[label])}")
+        if shown[label]:
+            typer.echo(f"{label.replace('_', ' '):<12}{printable(shown[label])}")
     typer.echo(f"progress    {figures(run)}")
-    typer.echo(f"created     {run['created_at']}   finished {run['finished_at'] or '-'}")
+    typer.echo(f"created     {shown['created_at']}   finished {shown['finished_at'] or '-'}")
     typer.echo("spec")
-    typer.echo(json.dumps(run["spec"], indent=2, ensure_ascii=False))
+    typer.echo(json.dumps(shown["spec"], indent=2, ensure_ascii=False))
 
 
 class Verdict(StrEnum):
@@ -92,42 +101,42 @@ class SampleOptions:
     state: State = None
 
     @property
-    def selection(self) -> dict[str, Any]:
+    def selection(self) -> SampleSelection:
         """The conditions that are set, as parameters of the request."""
         names = ("step", "index", "text", "verdict", "min_reward", "max_reward")
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+        return cast("SampleSelection", {name: value for name in names if (value := getattr(self, name)) is not None})
 
 
 @taking(SampleOptions)
 def samples(options: SampleOptions) -> None:
     """Show prompts, responses and rewards, or which response of a pair is the chosen one."""
+    from gradbus.client import document
+
     with connect(options.state) as client:
-        run = client.run(find_run(client, options.run_id)["id"])
+        run = client.run(options.run_id)
         selection = options.selection
-        schedule = run["spec"]["schedule"]
-        if not selection and (schedule["mode"], schedule["dynamic_sampling"]) == ("fixed_lag", 1):
-            selection["step"] = max(0, run["progress"]["step"] - 1)
-        page = _found(client, run["id"], {"limit": options.limit, "include": "item", **selection})
+        schedule = run.spec.schedule
+        if not selection and (schedule.mode, schedule.dynamic_sampling) == ("fixed_lag", 1):
+            selection["step"] = max(0, run.progress.step - 1)
+        page = _found(client, run.id, options.limit, {"include": "item", **selection})
     if options.as_json:
-        print_json(page)
+        print_json(document(page))
         return
-    for sample in page["data"]:
+    for sample in page.data:
         _print_sample(sample, run)
-    if not page["data"]:
-        typer.echo(
-            f"no such samples; the run is at step {run['progress']['step']} of {run['steps']}" if options.selection else "no samples yet"
-        )
+    if not page.data:
+        typer.echo(f"no such samples; the run is at step {run.progress.step} of {run.steps}" if options.selection else "no samples yet")
     _print_more_hint(page, "raise --limit to see them")
 
 
-def _found(client: Client, run_id: str, query: dict[str, Any]) -> dict[str, Any]:
+def _found(client: Client, run_id: str, limit: int, selection: SampleSelection) -> Page[SampleResource]:
     """The first samples; a page of a search ends early where it finds few."""
-    page = client.samples(run_id, **query)
-    found: list[Any] = page["data"]
-    while page["has_more"] and len(found) < query["limit"]:
-        page = client.samples(run_id, **query | {"limit": query["limit"] - len(found), "after": page["next_after"]})
-        found += page["data"]
-    return page | {"data": found}
+    page = client.samples_page(run_id, limit=limit, **selection)
+    found = page.data
+    while page.has_more and len(found) < limit:
+        page = client.samples_page(run_id, page.next_after or "", limit - len(found), **selection)
+        found += page.data
+    return page.model_copy(update={"data": found})
 
 
 def open_web_ui(
@@ -138,7 +147,7 @@ def open_web_ui(
 ) -> None:
     """Print a sign-in link to the web UI. It works once, within two minutes."""
     with connect(state) as client:
-        link = client.sign_in_link(find_run(client, run_id)["id"] if run_id else "")
+        link = client.sign_in_link(run_id or "")
     print_json({"object": "sign_in", "link": link}) if as_json else typer.echo(link)
     if browser and sys.stdout.isatty() and _has_desktop():
         import webbrowser
@@ -156,45 +165,45 @@ def episode(
     index = sample_id.partition(".")[0]
     if not index.isdecimal():
         raise SettingsError(f"{sample_id!r} is not the id of a sample; give one such as 12.0, from `gradbus samples`")
+    from gradbus.client import document
+
     with connect(state) as client:
-        page = client.samples(find_run(client, run_id)["id"], index=int(index), limit=1000)
-    found = next((sample for sample in page["data"] if sample["id"] == sample_id), None)
+        found = next((sample for sample in client.samples(run_id, index=int(index)) if sample.id == sample_id), None)
     if found is None:
         raise SettingsError(f"the run has no sample {sample_id} yet; see `gradbus samples`")
-    if found["episode"] is None:
+    if found.episode is None:
         raise SettingsError("the run has no environment, so its samples are single turns; see `gradbus samples`")
-    print_json(found) if as_json else _print_episode(found)
+    print_json(document(found)) if as_json else _print_episode(found, found.episode)
 
 
-def _print_episode(sample: dict[str, Any]) -> None:
-    played = sample["episode"]
-    typer.echo("  ".join([sample["id"], *_judgement(sample), sample["verdict"], played["end_reason"]]))
-    typer.echo(f"  prompt       {sample['prompt']!r}")
-    for at, turn in enumerate(played["turns"], start=1):
-        where = f", sequence {turn['sequence'] + 1}" if turn["sequence"] else ""
-        end = f"stopped at {turn['stop_text']!r}" if turn["stop_text"] else turn["finish"]
-        where += "" if turn["after_turn"] is None else f", without the thinking up to turn {turn['after_turn'] + 1}"
-        typer.echo(f"  turn {at:<7} {turn['text']!r} ({turn['end'] - turn['start']} tokens, {end}{where})")
-        for call in turn["calls"]:
-            typer.echo(f"    call       {printable(call['name'])} {printable(call['arguments'])} ({call['status']})")
-        for message in turn["messages"]:
-            typer.echo(f"    {message['role']:<10} {message['content']!r}")
-        if turn["reward"] is not None:
-            typer.echo(f"    reward     {number(turn['reward'])}")
-    if reason := played["reason"] or sample["reason"]:
+def _print_episode(sample: SampleResource, played: EpisodeResource) -> None:
+    typer.echo("  ".join([sample.id, *_judgement(sample), sample.verdict, played.end_reason]))
+    typer.echo(f"  prompt       {sample.prompt!r}")
+    for at, turn in enumerate(played.turns, start=1):
+        where = f", sequence {turn.sequence + 1}" if turn.sequence else ""
+        end = f"stopped at {turn.stop_text!r}" if turn.stop_text else turn.finish
+        where += "" if turn.after_turn is None else f", without the thinking up to turn {turn.after_turn + 1}"
+        typer.echo(f"  turn {at:<7} {turn.text!r} ({turn.end - turn.start} tokens, {end}{where})")
+        for call in turn.calls:
+            typer.echo(f"    call       {printable(call.name)} {printable(call.arguments)} ({call.status})")
+        for message in turn.messages:
+            typer.echo(f"    {message.role:<10} {message.content!r}")
+        if turn.reward is not None:
+            typer.echo(f"    reward     {number(turn.reward)}")
+    if reason := played.reason or sample.reason:
         typer.echo(f"  reason       {printable(reason)}")
 
 
-def _print_sample(sample: dict[str, Any], run: dict[str, Any]) -> None:
-    step = [] if sample["step"] is None else [f"step {sample['step']}"]
-    label = [sample["label"]] if sample["label"] else []
-    typer.echo("  ".join([sample["id"], *step, *(_judgement(sample) if run["kind"] == "rl" else label), sample["verdict"]]))
-    typer.echo(f"  prompt   {sample['prompt']!r}")
-    if run["kind"] == "rl" and (fields := _row_fields(sample["item"] or {}, run["spec"]["data"]["prompt"])):
+def _print_sample(sample: SampleResource, run: RunResource) -> None:
+    step = [] if sample.step is None else [f"step {sample.step}"]
+    label = [sample.label] if sample.label else []
+    typer.echo("  ".join([sample.id, *step, *(_judgement(sample) if run.kind == "rl" else label), sample.verdict]))
+    typer.echo(f"  prompt   {sample.prompt!r}")
+    if run.kind == "rl" and (fields := _row_fields(sample.item or {}, run.spec.data.prompt)):
         typer.echo(f"  row      {fields}")
-    typer.echo(f"  response {sample['text']!r} ({sample['finish_reason']})")
-    if sample["reason"]:
-        typer.echo(f"  reason   {printable(sample['reason'])}")
+    typer.echo(f"  response {sample.text!r} ({sample.finish_reason})")
+    if sample.reason:
+        typer.echo(f"  reason   {printable(sample.reason)}")
 
 
 def _row_fields(item: dict[str, Any], prompt: str) -> str:
@@ -204,16 +213,16 @@ def _row_fields(item: dict[str, Any], prompt: str) -> str:
     return printable("  ".join(f"{name} {text}" for name, text in cut.items()))
 
 
-def _judgement(sample: dict[str, Any]) -> list[str]:
+def _judgement(sample: SampleResource) -> list[str]:
     """Of a response that a policy sampled; its reward, unless a teacher judges it and no scorer."""
-    versions = ", ".join(f"{span['version']}" for span in sample["versions"])
-    parts = [f"{printable(name)} {number(value)}" for name, value in sample["components"].items()]
-    is_taught = sample["verdict"] == "train" and sample["reward_status"] == "none"
-    return [f"version {versions}", *([] if is_taught else [f"reward {number(sample['reward'])}"]), *parts]
+    versions = ", ".join(f"{span.version}" for span in sample.versions)
+    parts = [f"{printable(name)} {number(value)}" for name, value in sample.components.items()]
+    is_taught = sample.verdict == "train" and sample.reward_status == "none"
+    return [f"version {versions}", *([] if is_taught else [f"reward {number(sample.reward)}"]), *parts]
 
 
-def _print_more_hint(page: dict[str, Any], how: str) -> None:
-    if page["has_more"]:
+def _print_more_hint(page: Page[RunSummary] | Page[SampleResource], how: str) -> None:
+    if page.has_more:
         print_notice(f"there are more entries; {how}")
 
 

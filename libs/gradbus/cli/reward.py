@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradbus.cli.options import RunId, State, connect, find_run, taking
+from gradbus.cli.options import RunId, State, connect, taking
 from gradbus.cli.output import AsJson, print_json, printable
 from gradbus.errors import SettingsError
+
+if TYPE_CHECKING:
+    from gradbus.resources.reward import RewardResource
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +34,18 @@ def reward(options: RewardOptions) -> None:
 
     The new scorer judges from the next group on that is not dispatched, training and held-out rows alike. No group is judged by two.
     """
+    from gradbus.client import document
+
     with connect(options.state) as client:
-        run_id = find_run(client, options.run_id)["id"]
         if options.change is None:
             if options.from_group is not None:
                 raise SettingsError("--from-group is of a new scorer; name its file by --change")
-            found = client.reward(run_id)
+            found = client.reward(options.run_id)
         else:
             scorer = _scorer(options.change) | ({} if options.from_group is None else {"from_group": options.from_group})
-            found = client.change_reward(run_id, scorer, options.change.parent)
+            found = client.change_reward(options.run_id, scorer, options.change.parent)
     if options.as_json:
-        print_json(found)
+        print_json(document(found))
         return
     for line in _lines(found):
         typer.echo(printable(line))
@@ -57,9 +61,7 @@ def _scorer(path: Path) -> dict[str, Any]:
     return section
 
 
-def _lines(found: dict[str, Any]) -> Iterator[str]:
-    for turn in found["scorers"]:
-        scorer = turn["scorer"]
-        name = scorer["service"] or (f"the {scorer['grader']['type']} grader" if scorer["grader"] else "no grader and no service")
-        begins = "from the next group on" if turn["from_group"] is None else f"from group {turn['from_group']} on"
-        yield f"{begins}: {name}"
+def _lines(found: RewardResource) -> Iterator[str]:
+    for turn in found.scorers:
+        begins = "from the next group on" if turn.from_group is None else f"from group {turn.from_group} on"
+        yield f"{begins}: {turn.scorer.name}"

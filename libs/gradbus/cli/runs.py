@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradbus.cli.options import RunId, State, connect, find_run, state_option, taking
+from gradbus.cli.options import RunId, State, connect, state_option, taking
 from gradbus.cli.output import AsJson, JsonLines, print_json, print_json_line
 from gradbus.errors import SettingsError
 
 if TYPE_CHECKING:
     from gradbus.client import Client
+    from gradbus.resources.runs import RunResource
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,41 +58,45 @@ class Submitting:
 
     def submit(self, client: Client, body: dict[str, Any], folder: Path) -> None:
         """Submits the body, whose files are below `folder`. Followed, it ends with the status that the run's end has."""
+        from gradbus.client import document
+
         if self.dry_run:
             checked = client.check(body, folder)
-            print_json_line(checked) if self.as_json else typer.echo(f"the spec of {checked['spec']['name']} is valid; no run was created")
+            print_json_line(document(checked)) if self.as_json else typer.echo(
+                f"the spec of {checked.spec.name} is valid; no run was created"
+            )
             return
         submitted = client.submit(body, folder)
         if self.as_json:
-            print_json_line(submitted)
+            print_json_line(document(submitted))
         else:
-            typer.echo(f"run {submitted['id']} ({submitted['name']}) is {submitted['state']}")
+            typer.echo(f"run {submitted.id} ({submitted.name}) is {submitted.state}")
         if self.follow:
             from gradbus.cli.follow import follow_run, follow_run_as_json
 
             if self.as_json:
-                raise typer.Exit(follow_run_as_json(client, submitted["id"]))
-            raise typer.Exit(follow_run(client, submitted["id"], state_option(self.state)))
+                raise typer.Exit(follow_run_as_json(client, submitted.id))
+            raise typer.Exit(follow_run(client, submitted.id, state_option(self.state)))
         if not self.as_json:
-            typer.echo(f"follow it: gradbus show {submitted['id']} --follow{state_option(self.state)}")
+            typer.echo(f"follow it: gradbus show {submitted.id} --follow{state_option(self.state)}")
 
 
 def pause(run_id: RunId, state: State = None, as_json: AsJson = False) -> None:
     """Pause a run within two steps."""
     with connect(state) as client:
-        _print_run(client.pause(find_run(client, run_id)["id"]), as_json)
+        _print_run(client.pause(run_id), as_json)
 
 
 def resume(run_id: RunId, state: State = None, as_json: AsJson = False) -> None:
     """Resume a paused run."""
     with connect(state) as client:
-        _print_run(client.resume(find_run(client, run_id)["id"]), as_json)
+        _print_run(client.resume(run_id), as_json)
 
 
 def cancel(run_id: RunId, state: State = None, as_json: AsJson = False) -> None:
     """Cancel a run. It cannot be resumed."""
     with connect(state) as client:
-        _print_run(client.cancel(find_run(client, run_id)["id"]), as_json)
+        _print_run(client.cancel(run_id), as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,18 +115,21 @@ class ExportOptions:
 @taking(ExportOptions)
 def export(options: ExportOptions) -> None:
     """Export a trained model as a folder that transformers loads."""
+    from gradbus.client import document
+
     with connect(options.state) as client:
-        run_id = find_run(client, options.run_id)["id"]
-        written = client.export(run_id, options.folder, options.version, adapters=options.adapters, overwrite=options.overwrite)
+        written = client.export(options.run_id, options.folder, options.version, adapters=options.adapters, overwrite=options.overwrite)
     if options.as_json:
-        print_json({**written, "folder": str(options.folder.absolute())})
+        print_json({**document(written), "folder": str(options.folder.absolute())})
         return
-    kind = "final version" if written["final"] else "version"
-    typer.echo(f"wrote {kind} {written['version']} of {written['run_id']} to {options.folder} ({len(written['files'])} files)")
+    kind = "final version" if written.final else "version"
+    typer.echo(f"wrote {kind} {written.version} of {written.run_id} to {options.folder} ({len(written.files)} files)")
 
 
-def _print_run(run: dict[str, Any], as_json: bool) -> None:
+def _print_run(run: RunResource, as_json: bool) -> None:
+    from gradbus.client import document
+
     if as_json:
-        print_json(run)
+        print_json(document(run))
     else:
-        typer.echo(f"run {run['id']} is {run['state']}, requested: {run['desired']}")
+        typer.echo(f"run {run.id} is {run.state}, requested: {run.desired}")

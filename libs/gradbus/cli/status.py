@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from gradbus.client import Client
+    from gradbus.resources.workers import WorkerResource
 
 _NOT_RUNNING = 3
 Json = dict[str, Any]
@@ -33,10 +34,12 @@ def status(state: State = None, as_json: AsJson = False) -> None:
 
 
 def _show_gateway(client: Client, as_json: bool) -> None:
+    from gradbus.client import document
+
     is_ready = client.is_ready()
-    workers: list[Json] = client.workers()["data"] if is_ready else []
+    workers = list(client.workers()) if is_ready else []
     if as_json:
-        print_json({"object": "status", "url": client.url, "ready": is_ready, "workers": workers})
+        print_json({"object": "status", "url": client.url, "ready": is_ready, "workers": list(map(document, workers))})
     elif is_ready:
         from rich.console import Console
 
@@ -95,14 +98,14 @@ def _table(left: tuple[str, ...], right: tuple[str, ...]) -> Table:
     return table
 
 
-def _worker_table(workers: list[Json]) -> Table:
+def _worker_table(workers: list[WorkerResource]) -> Table:
     from rich.markup import escape
 
     table = _table(("worker", "role", "run", "note"), ("version",))
     for worker in workers:
-        version = "-" if worker["version"] < 0 else str(worker["version"])
-        note = escape(printable(worker["trouble"] or worker["preparing"]))
-        table.add_row(worker["worker"], worker["role"], worker["run_id"] or "-", note or "-", version)
+        version = "-" if worker.version < 0 else str(worker.version)
+        note = escape(printable(worker.trouble or worker.preparing))
+        table.add_row(worker.worker, worker.role, worker.run_id or "-", note or "-", version)
     return table
 
 

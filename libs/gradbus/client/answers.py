@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import httpx2
 
-from gradbus.errors import ApiError, Fault, SettingsError, SpecError, StackError
+from gradbus.errors import Fault, SettingsError, SpecError, StackError, api_error
 
 _INVALID_SPEC = "urn:gradbus:problem:invalid-spec"
 _WRONG_KEY = "the gateway does not know this key; check GRADBUS_KEY, or secrets/api-key in the state folder"
@@ -36,7 +36,7 @@ def checked(response: httpx2.Response) -> httpx2.Response:
         raise SpecError([Fault(**{name: fault.get(name, "") for name in _FAULT_FIELDS}) for fault in faults])
     if response.status_code == httpx2.codes.UNAUTHORIZED:
         problem["detail"] = _WRONG_KEY
-    raise ApiError(response.status_code, problem, _retry_after(response))
+    raise api_error(response.status_code, problem, _retry_after(response))
 
 
 def _problem(response: httpx2.Response) -> dict[str, Any]:

@@ -1,40 +1,49 @@
-"""A synchronous client: one method for each route, and a few that combine routes."""
+"""The synchronous client. What takes several requests is in `steps`; `AsyncClient` has the same methods."""
 
 from __future__ import annotations
 
-import copy
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar, Unpack
 
 import httpx2
 
+from gradbus.client import calls, steps
 from gradbus.client.answers import checked, reached, trusting
+from gradbus.client.calls import Action, Call, SampleSelection
 from gradbus.client.discovery import find_authority, find_gateway
-from gradbus.client.export import Download, check_empty, write_export, write_merged_export
+from gradbus.client.export import check_empty, write_export
 from gradbus.client.retries import RetryPolicy
-from gradbus.client.upload import inline_sources, merged_faults, upload_local_files, with_local_names
+from gradbus.client.steps import Steps
+from gradbus.client.stream import STREAM_TIMEOUT, Following, StreamError
+from gradbus.client.submission import SpecSource, change_scorer, prepare
 from gradbus.control.runs import FINAL_STATES
-from gradbus.errors import ApiError, SpecError, StackError
-from gradbus.spec import refuse_unstorable
+from gradbus.errors import GradbusError, NotFoundError
+from gradbus.resources.lineage import LineageResource
+from gradbus.resources.page import Page
+from gradbus.resources.reward import RewardResource
+from gradbus.resources.runs import EventResource, RunResource, RunSummary
+from gradbus.resources.samples import SampleResource
+from gradbus.resources.spec_checks import SpecCheckResource
+from gradbus.resources.version_lineage import VersionLineageResource
+from gradbus.resources.versions import ExportResource, VersionResource
+from gradbus.resources.workers import WorkerResource
 
-Json = dict[str, Any]
-_SUBMIT_SECONDS = 600.0  # the gateway downloads a model from the hub before it answers
-_QUIET_SECONDS = 60.0  # the gateway sends a heartbeat every 15 s
-_RECONNECTS = 8
-_LONGEST_PAUSE_SECONDS = 5.0
-_LARGEST_PAGE = 1000
+Result = TypeVar("Result")
+Item = TypeVar("Item")
 _EXPORTS = 5
 """Newest versions, each deleted while it was downloaded, before an export fails."""
 
 
 class Client:
-    """A client of one gateway. Methods raise ApiError for an error response, SpecError for an invalid spec, StackError without an answer,
-    SettingsError for a gateway whose certificate is not trusted.
+    """A client of one gateway. A run goes by its id or its beginning, its name, or `last`.
+
+    Methods raise ApiError for an error response (of its subclasses AuthenticationError, PermissionDeniedError, NotFoundError,
+    ConflictError, RateLimitError), SpecError for an invalid spec, RunNameError for a run that is not found, StackError without an answer,
+    AnswerError for an answer of another release, SettingsError for a gateway whose certificate is not trusted.
 
     Requests are retried (`retries`) while the gateway restarts; all of them are idempotent.
     """
@@ -66,129 +75,122 @@ class Client:
         """Closes the connections."""
         self._http.close()
 
-    def submit(self, spec: Mapping[str, Any], base_dir: Path | None = None, idempotency_key: str | None = None) -> Json:
-        """Submits a run. First uploads the files that it names below `base_dir` (default: the current folder), unless they are stored."""
-        # With an idempotency key, an interrupted request can be repeated without a second run.
-        return self._send_spec("/v1/runs", spec, base_dir, {"Idempotency-Key": idempotency_key or uuid.uuid4().hex})
+    def submit(self, spec: SpecSource, base_dir: Path | None = None, idempotency_key: str | None = None) -> RunResource:
+        """Submits a run: a model, a dict or the path of a TOML file.
 
-    def check(self, spec: Mapping[str, Any], base_dir: Path | None = None) -> Json:
+        First uploads the files that it names below `base_dir` (default: the folder of the TOML file, else the current one), unless they
+        are stored. A repeated `idempotency_key` with the same spec returns the same run.
+        """
+        key = idempotency_key or uuid.uuid4().hex
+        return self._run(prepare(spec, base_dir, self.upload).send(lambda body: calls.post_run(body, key)))
+
+    def check(self, spec: SpecSource, base_dir: Path | None = None) -> SpecCheckResource:
         """Has a spec checked as `submit` does, uploads included, and creates no run. Returns it with every default and digest."""
-        return self._send_spec("/v1/spec-checks", spec, base_dir, {})
+        return self._run(prepare(spec, base_dir, self.upload).send(calls.post_spec_check))
 
-    def runs(self, after: str = "", limit: int = 20) -> Json:
-        """A page of runs, newest first."""
-        return self._json("GET", "/v1/runs", params={"after": after, "limit": limit})
-
-    def all_runs(self) -> Iterator[Json]:
+    def runs(self) -> Iterator[RunSummary]:
         """Every run, newest first, page by page."""
-        after: str | None = ""
-        while after is not None:
-            page = self.runs(after, _LARGEST_PAGE)
-            yield from page["data"]
-            after = page["next_after"]
+        return self._items(calls.list_runs())
 
-    def run(self, run_id: str) -> Json:
+    def runs_page(self, after: str = "", limit: int = 20) -> Page[RunSummary]:
+        """A page of runs, newest first."""
+        return self._send(calls.list_runs(after, limit))
+
+    def find(self, run: str) -> RunSummary:
+        """The run with this id or name."""
+        return self._run(steps.find_run(run))
+
+    def run(self, run: str) -> RunResource:
         """A run with its spec."""
-        return self._json("GET", f"/v1/runs/{run_id}")
+        return self._of(run, calls.get_run)
 
-    def lineage(self, run_id: str, limit: int = 100) -> Json:
-        """The runs that the model of a run comes from, and the newest runs that start from it."""
-        return self._json("GET", f"/v1/runs/{run_id}/lineage", params={"limit": limit})
+    def wait(self, run: str, seconds: float | None = None, poll_seconds: float = 1.0) -> RunResource:
+        """The run, once it has ended: `state` is `succeeded`, `failed` or `cancelled`. Raises TimeoutError if it has not in time."""
+        return self._run(steps.wait(run, seconds, poll_seconds))
 
-    def version_lineage(self, run_id: str, version: int, **query: Any) -> Json:
-        """What made a version, and a page of the groups of its steps, selected by `step`, `after` and `limit`."""
-        return self._json("GET", f"/v1/runs/{run_id}/versions/{version}/lineage", params=query)
-
-    def reward(self, run_id: str) -> Json:
-        """The scorers of a run, one after the other."""
-        return self._json("GET", f"/v1/runs/{run_id}/reward")
-
-    def change_reward(self, run_id: str, scorer: Mapping[str, Any], base_dir: Path | None = None) -> Json:
-        """Gives a live run another scorer, whose files are below `base_dir`. Raises SpecError with every fault."""
-        body = {"reward": copy.deepcopy(dict(scorer))}
-        faults = inline_sources(body, base_dir or Path.cwd())
-        try:
-            return self._json("PUT", f"/v1/runs/{run_id}/reward", json=body["reward"], timeout=_SUBMIT_SECONDS)
-        except SpecError as error:
-            local = [replace(fault, path=fault.path.removeprefix("reward.")) for fault in faults]
-            raise SpecError(merged_faults(local, error.faults)) from None
-
-    def pause(self, run_id: str) -> Json:
+    def pause(self, run: str) -> RunResource:
         """Requests a pause."""
-        return self._json("POST", f"/v1/runs/{run_id}/pause")
+        return self._act(run, "pause")
 
-    def resume(self, run_id: str) -> Json:
+    def resume(self, run: str) -> RunResource:
         """Resumes a paused run."""
-        return self._json("POST", f"/v1/runs/{run_id}/resume")
+        return self._act(run, "resume")
 
-    def cancel(self, run_id: str) -> Json:
+    def cancel(self, run: str) -> RunResource:
         """Cancels a run."""
-        return self._json("POST", f"/v1/runs/{run_id}/cancel")
+        return self._act(run, "cancel")
 
-    def delete(self, run_id: str) -> None:
+    def reward(self, run: str) -> RewardResource:
+        """The scorers of a run, one after the other."""
+        return self._of(run, calls.get_reward)
+
+    def change_reward(self, run: str, scorer: Mapping[str, Any], base_dir: Path | None = None) -> RewardResource:
+        """Gives a live run another scorer, as in `[reward]`, from the next group on that is not dispatched, or from `from_group`.
+
+        Its files are below `base_dir` (default: the current folder).
+        """
+        return self._run(change_scorer(run, scorer, base_dir or Path.cwd()))
+
+    def delete(self, run: str) -> None:
         """Deletes a run that has ended."""
+        self._of(run, calls.delete)
 
-        def send() -> None:
-            with reached(self.url):
-                checked(self._http.delete(f"/v1/runs/{run_id}"))
+    def events(self, run: str, after: int = 0) -> Iterator[EventResource]:
+        """The events after the id `after`, oldest first, page by page, up to the newest one."""
+        return self._items_of(run, lambda run_id: calls.list_events(run_id, after))
 
-        self.retries.run(send)
+    def events_page(self, run: str, after: int = 0, limit: int = 100) -> Page[EventResource]:
+        """A page of events, oldest first."""
+        return self._of(run, lambda run_id: calls.list_events(run_id, after, limit))
 
-    def events(self, run_id: str, after: int = 0, limit: int = 100) -> Json:
-        """A page of a run's events."""
-        return self._json("GET", f"/v1/runs/{run_id}/events", params={"after": after, "limit": limit})
-
-    def all_events(self, run_id: str, after: int = 0) -> Iterator[Json]:
-        """Yields the events after the id `after`, oldest first, page by page, up to the newest one."""
-        while True:
-            page = self.events(run_id, after, 1000)
-            yield from page["data"]
-            if not page["has_more"]:
-                return
-            after = int(page["next_after"])
-
-    def follow_events(self, run_id: str, after: int = 0) -> Iterator[Json]:
-        """Yields events after the id `after` as they happen, until the run ends; reconnects after an interruption."""
-        failures = early_ends = 0
+    def stream(self, run: str, after: int = 0) -> Iterator[EventResource]:
+        """The events after the id `after`, those that come included, until the run ends. Reconnects, and goes on after its newest event."""
+        run_id = self._run(steps.find_id(run))
+        following = Following(self.url, after)
         while True:
             try:
-                with self._http.sse(
-                    f"/v1/runs/{run_id}/events", headers={"Last-Event-ID": str(after)}, timeout=httpx2.Timeout(10.0, read=_QUIET_SECONDS)
-                ) as source:
-                    checked(source.response)
-                    for message in source:
-                        event = message.json()
-                        assert isinstance(event, dict)  # noqa: S101 - the gateway's own format
-                        after, failures, early_ends = event["id"], 0, 0
-                        yield event
-                    if self.run(run_id)["state"] in FINAL_STATES:
-                        break
-                early_ends += 1
-                time.sleep(_pause(early_ends))
-            except (httpx2.TransportError, ApiError, StackError) as error:
-                asked = error.retry_after if isinstance(error, ApiError) else 0.0
-                if asked is None:
-                    raise
-                failures += 1
-                if failures > _RECONNECTS:
-                    raise StackError(
-                        f"lost the connection to the gateway at {self.url} ({error}); see `gradbus status`, the run itself may go on"
-                    ) from error
-                time.sleep(max(_pause(failures), asked))
-        yield from self.all_events(run_id, after)  # a gateway that stopped, or found this client too slow, closed the stream before its end
+                yield from self._streamed(run_id, following)
+                if self.run(run_id).state in FINAL_STATES:
+                    break
+                pause = following.ended()
+            except StreamError as error:
+                pause = following.failed(error)
+            time.sleep(pause)
+        # A gateway that stopped, or found this client too slow, closed the stream before its end.
+        yield from self.events(run_id, following.after)
 
-    def samples(self, run_id: str, **query: Any) -> Json:
-        """A page of samples, selected by `step`, `index`, `after` and `limit`."""
-        return self._json("GET", f"/v1/runs/{run_id}/samples", params=query)
+    def samples(self, run: str, after: str = "", **selection: Unpack[SampleSelection]) -> Iterator[SampleResource]:
+        """The selected samples in the order in which their groups entered the log, page by page."""
+        return self._items_of(run, lambda run_id: calls.list_samples(run_id, selection, after))
 
-    def versions(self, run_id: str, after: int = -1, limit: int = 100) -> Json:
-        """A page of the stored policy versions."""
-        return self._json("GET", f"/v1/runs/{run_id}/versions", params={"after": after, "limit": limit})
+    def samples_page(self, run: str, after: str = "", limit: int = 20, **selection: Unpack[SampleSelection]) -> Page[SampleResource]:
+        """A page of the selected samples."""
+        return self._of(run, lambda run_id: calls.list_samples(run_id, selection, after, limit))
 
-    def sign_in_link(self, run_id: str = "") -> str:
-        """A link that signs one browser in, once, with this client's key; with `run_id` it opens that run."""
-        path: str = self._json("POST", "/v1/sign-ins")["path"]
-        return f"{self.url}{path}" + (f"&run={run_id}" if run_id else "")
+    def versions(self, run: str, after: int = -1) -> Iterator[VersionResource]:
+        """The stored policy versions after this one, oldest first, page by page."""
+        return self._items_of(run, lambda run_id: calls.list_versions(run_id, after))
+
+    def versions_page(self, run: str, after: int = -1, limit: int = 100) -> Page[VersionResource]:
+        """A page of stored policy versions, oldest first."""
+        return self._of(run, lambda run_id: calls.list_versions(run_id, after, limit))
+
+    def workers(self, run: str = "") -> Iterator[WorkerResource]:
+        """The live workers, or only those that serve a run."""
+        return self._items_of(run, calls.list_workers) if run else self._items(calls.list_workers())
+
+    def lineage(self, run: str, limit: int = 100) -> LineageResource:
+        """The runs that the model of a run comes from, and the newest runs that start from it."""
+        return self._of(run, lambda run_id: calls.get_lineage(run_id, limit))
+
+    def version_lineage(self, run: str, version: int, **query: int) -> VersionLineageResource:
+        """What made a version, and a page of the groups of its steps, selected by `step`, `after` and `limit`."""
+        return self._of(run, lambda run_id: calls.get_version_lineage(run_id, version, query))
+
+    def sign_in_link(self, run: str = "") -> str:
+        """A link that signs one browser in, once, with this client's key; with `run` it opens that run."""
+        opened = f"&run={self._run(steps.find_id(run))}" if run else ""
+        return f"{self.url}{self._send(calls.post_sign_in()).path}{opened}"
 
     def is_ready(self) -> bool:
         """Whether the gateway answers and is ready. Does not wait for it."""
@@ -197,11 +199,9 @@ class Client:
         except httpx2.TransportError:
             return False
 
-    def workers(self) -> Json:
-        """The live workers."""
-        return self._json("GET", "/v1/workers", params={"limit": 1000})
-
-    def export(self, run_id: str, folder: Path, version: int | None = None, *, adapters: bool = False, overwrite: bool = False) -> Json:
+    def export(
+        self, run: str, folder: Path, version: int | None = None, *, adapters: bool = False, overwrite: bool = False
+    ) -> ExportResource:
         """Writes a version (default: the newest) into `folder` as a Hugging Face model; returns the export's plan.
 
         For a LoRA run the adapters are merged into the base model or, with `adapters`, written alone as a folder that peft loads.
@@ -210,17 +210,17 @@ class Client:
         """
         if not overwrite:
             check_empty(folder)
-        asked = {"adapters": adapters} | ({} if version is None else {"version": version})
-        for attempt in range(1, _EXPORTS + 1):
-            plan = self._json("GET", f"/v1/runs/{run_id}/export", params=asked)
+        run_id, attempt = self._run(steps.find_id(run)), 1
+        while True:
+            plan = self._send(calls.get_export(run_id, version, adapters=adapters))
             try:
-                (write_merged_export if plan["merge"] else _write_files)(plan, folder, self._download, self.retries)
-            except ApiError as error:
-                if error.status != httpx2.codes.NOT_FOUND or version is not None or attempt == _EXPORTS:
+                write_export(plan, folder, self._download, self.retries)
+            except NotFoundError:
+                if version is not None or attempt == _EXPORTS:
                     raise
-                continue
-            break
-        return plan
+                attempt += 1
+            else:
+                return plan
 
     def upload(self, path: Path, digest: str) -> None:
         """Uploads the file with this digest unless the gateway has it."""
@@ -231,7 +231,7 @@ class Client:
                     return
                 with path.open("rb") as file:
                     headers = {"Content-Type": "application/octet-stream"}
-                    checked(self._http.post("/v1/files", content=file, headers=headers, timeout=_SUBMIT_SECONDS))
+                    checked(self._http.post("/v1/files", content=file, headers=headers, timeout=calls.SUBMIT_SECONDS))
 
         self.retries.run(send)
 
@@ -240,28 +240,49 @@ class Client:
             checked(response)
             yield from response.iter_bytes(1 << 20)
 
-    def _send_spec(self, path: str, spec: Mapping[str, Any], base_dir: Path | None, headers: dict[str, str]) -> Json:
-        refuse_unstorable(spec)
-        folder = base_dir or Path.cwd()
-        body, faults = upload_local_files(spec, folder, self.upload)
-        try:
-            return self._json("POST", path, json=body, headers=headers, timeout=_SUBMIT_SECONDS)
-        except SpecError as error:
-            raise SpecError(merged_faults(faults, [with_local_names(spec, folder, fault) for fault in error.faults])) from None
+    def _streamed(self, run_id: str, following: Following) -> Iterator[EventResource]:
+        with self._http.sse(calls.events_path(run_id), headers=following.headers, timeout=STREAM_TIMEOUT) as source:
+            checked(source.response)
+            yield from map(following.seen, source)
 
-    def _json(self, method: str, path: str, **request: Any) -> Json:
-        def send() -> Json:
+    def _act(self, run: str, action: Action) -> RunResource:
+        return self._of(run, lambda run_id: calls.act(run_id, action))
+
+    def _of(self, run: str, call: Callable[[str], Call[Result]]) -> Result:
+        return self._run(steps.of_run(run, call))
+
+    def _items_of(self, run: str, call: Callable[[str], Call[Page[Item]]]) -> Iterator[Item]:
+        yield from self._items(call(self._run(steps.find_id(run))))
+
+    def _items(self, call: Call[Page[Item]]) -> Iterator[Item]:
+        following: Call[Page[Item]] | None = call
+        while following is not None:
+            page = self._send(following)
+            yield from page.data
+            following = steps.next_page(following, page)
+
+    def _run(self, work: Steps[Result]) -> Result:
+        """Does the steps one after the other; their errors are raised in them."""
+        answer: object = None
+        error: GradbusError | None = None
+        while True:
+            try:
+                step = work.throw(error) if error else work.send(answer)
+            except StopIteration as end:
+                result: Result = end.value
+                return result
+            answer = error = None
+            if isinstance(step, float):
+                time.sleep(step)
+                continue
+            try:
+                answer = self._send(step)
+            except GradbusError as raised:
+                error = raised
+
+    def _send(self, call: Call[Result]) -> Result:
+        def once() -> Result:
             with reached(self.url):
-                answer: Json = checked(self._http.request(method, path, **request)).json()
-            return answer
+                return call.read(self._http.request(**call.request))
 
-        return self.retries.run(send)
-
-
-def _write_files(plan: Json, folder: Path, download: Download, retries: RetryPolicy) -> None:
-    write_export(plan["files"], folder, download, retries)
-
-
-def _pause(attempt: int) -> float:
-    """Seconds before a stream is opened again."""
-    return min(0.1 * 2.0 ** min(attempt, 16), _LONGEST_PAUSE_SECONDS)
+        return self.retries.run(once)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
+from gradbus.resources.runs import EventResource
 from gradbus.trackers.points import Point, PointReader
 from gradbus.trackers.sink import Sink
 
@@ -15,11 +16,11 @@ _AT_ONCE: Final = 500
 class History(Protocol):
     """A run's events, as the client has them."""
 
-    def all_events(self, run_id: str, after: int = 0) -> Iterator[dict[str, Any]]:
+    def events(self, run: str, after: int = 0) -> Iterator[EventResource]:
         """Those that there are."""
         ...
 
-    def follow_events(self, run_id: str, after: int = 0) -> Iterator[dict[str, Any]]:
+    def stream(self, run: str, after: int = 0) -> Iterator[EventResource]:
         """Those that come, until the run ends."""
         ...
 
@@ -31,19 +32,19 @@ def feed(history: History, run_id: str, sink: Sink, *, follow: bool) -> int:
     """
     reader, last, after, written = PointReader(), sink.written, 0, 0
 
-    def points(events: Iterable[dict[str, Any]]) -> Iterator[Point]:
+    def points(events: Iterable[EventResource]) -> Iterator[Point]:
         nonlocal after
         for event in events:
-            after = event["id"]
+            after = event.id
             if (point := reader.point(event)) is not None and point.event > last:
                 yield point
 
-    there = points(history.all_events(run_id))
+    there = points(history.events(run_id))
     while part := list(islice(there, _AT_ONCE)):
         sink.write(part)
         written += len(part)
     if follow:
-        for point in points(history.follow_events(run_id, after)):
+        for point in points(history.stream(run_id, after)):
             sink.write([point])
             written += 1
     return written

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Any, Final, Literal
+from typing import Final, Literal
+
+from gradbus.resources.runs import EventResource
 
 EVENT: Final = "gradbus/event"
 """The value of each point that says which event it comes from."""
@@ -34,17 +35,17 @@ class PointReader:
     def __init__(self) -> None:
         self._last: dict[Group, int] = {}
 
-    def point(self, event: Mapping[str, Any]) -> Point | None:
+    def point(self, event: EventResource) -> Point | None:
         """The point of an event of the gateway; None if it has none, or one that was there before."""
-        if event["type"] not in _STEPS:
+        if event.type not in _STEPS:
             return None
-        group, field = _STEPS[event["type"]]
-        step, values = event["data"].get(field), dict(_numbers(group, event["data"]))
+        group, field = _STEPS[event.type]
+        step, values = event.data.get(field), dict(_numbers(group, event.data))
         if type(step) is not int or step <= self._last.get(group, -1) or len(values) < 2:
             return None
         self._last[group] = step
-        moment = datetime.fromisoformat(event["created_at"]).timestamp()
-        return Point(event["id"], group, step, moment, values | {EVENT: float(event["id"])})
+        moment = event.created_at.timestamp()
+        return Point(event.id, group, step, moment, values | {EVENT: float(event.id)})
 
 
 def _numbers(name: str, value: object) -> Iterator[tuple[str, float]]:

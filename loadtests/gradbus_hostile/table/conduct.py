@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final
 
-from gradbus.client import Client
+from gradbus.client import Client, document
 from gradbus.control.runs import FINAL_STATES
 from gradbus.errors import ApiError
 from gradbus_hostile.table.submission import CANCELLED, DELETED, HARMLESS, REFUSED, Conduct, End, Submission
@@ -37,7 +37,7 @@ def _at_once(*acts: Callable[[], object]) -> None:
 
 def _until(client: Client, run_id: str, condition: Callable[[dict[str, Any]], bool]) -> None:
     """Waits until the run is in a condition or has ended."""
-    while not condition(run := client.run(run_id)) and run["state"] not in FINAL_STATES:
+    while not condition(run := document(client.run(run_id))) and run["state"] not in FINAL_STATES:
         time.sleep(_LOOK_SECONDS)
 
 
@@ -97,7 +97,7 @@ def _delete(client: Client, run_id: str) -> None:
         while True:
             _at_once(lambda: client.cancel(run_id), *[lambda: client.delete(run_id)] * 3)
             client.run(run_id)
-    for act in (client.resume, client.pause, client.cancel, client.delete, client.events, client.samples, client.versions):
+    for act in (client.resume, client.pause, client.cancel, client.delete, client.events_page, client.samples_page, client.versions_page):
         _tried(partial(act, run_id))
 
 
@@ -109,26 +109,26 @@ def _resume_when_it_is_over(client: Client, run_id: str) -> None:
 
 def _delete_its_twin(client: Client, run_id: str) -> None:
     """A second run with the same files is cancelled and deleted, while the first needs them."""
-    spec = client.run(run_id)["spec"]
-    _delete(client, client.submit(spec)["id"])
+    spec = document(client.run(run_id))["spec"]
+    _delete(client, client.submit(spec).id)
 
 
 def _submit_its_twins(client: Client, run_id: str) -> None:
     """Twenty runs with one idempotency key at once, of two bodies."""
-    spec = client.run(run_id)["spec"]
+    spec = document(client.run(run_id))["spec"]
     bodies = [spec | {"name": f"twin-{number % 2}"} for number in range(20)]
     _at_once(*(partial(_submit_and_cancel, client, body, run_id) for body in bodies))
 
 
 def _submit_and_cancel(client: Client, spec: dict[str, Any], key: str) -> None:
-    client.cancel(client.submit(spec, idempotency_key=key)["id"])
+    client.cancel(client.submit(spec, idempotency_key=key).id)
 
 
 def _read_all_of_it(client: Client, run_id: str) -> None:
     """Asks for samples, events and versions again and again while the run makes them."""
     for _ in range(_TIMES):
-        samples = partial(client.samples, run_id, limit=1000, include="tokens")
-        _at_once(samples, partial(client.events, run_id, limit=1000), partial(client.versions, run_id))
+        samples = partial(client.samples_page, run_id, limit=1000, include="tokens")
+        _at_once(samples, partial(client.events_page, run_id, limit=1000), partial(client.versions_page, run_id))
 
 
 def _good(name: str, ends: frozenset[End], conduct: Conduct, **changes: Any) -> Submission:

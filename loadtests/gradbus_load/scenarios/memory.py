@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gradbus.client import document
 from gradbus_load.calibration import EngineTiming, LearnerTiming
 from gradbus_load.outcome import Finding, Outcome
 from gradbus_load.rig import Bench, Json, Rig
@@ -48,7 +49,7 @@ async def measure(settings: Settings, bench: Bench) -> Outcome:
     run_id = await bench.submit(_body(bench, settings))
     await bench.trains(run_id, _END_SECONDS)
     seconds, sizes = await _sampled(bench, settings)
-    run = await asyncio.to_thread(bench.client.run, run_id)
+    run = document(await asyncio.to_thread(bench.client.run, run_id))
     await asyncio.to_thread(bench.client.cancel, run_id)
     return _outcome(settings, seconds, sizes, run["progress"]["step"])
 

@@ -17,6 +17,7 @@ from nats.js.errors import APIError
 
 from gradbus.bus import Bucket, Buckets, Bus, BusSettings, View
 from gradbus.bus.batch import MOST_MESSAGES
+from gradbus.client import document
 from gradbus.control.runs import RunRecord, RunState, RunStatus
 from gradbus.deploy.credentials import Credentials
 from gradbus.errors import StackError
@@ -105,7 +106,7 @@ async def measure(settings: Settings, bench: Bench) -> Outcome:
     """Costs by size of the queue; then cancellations, beside a run that trains and across a kill of every process."""
     training = await bench.submit(_training(bench))
     await bench.trains(training, _START_SECONDS)
-    run = await asyncio.to_thread(bench.client.run, training)
+    run = document(await asyncio.to_thread(bench.client.run, training))
     async with _queue(bench, RunRecord(run_id="", spec=run["spec"], created_unix_ns=time.time_ns())) as queue:
         costs = []
         for size in settings.waiting:
@@ -148,7 +149,7 @@ async def _cost(settings: Settings, bench: Bench, size: int) -> Json:
     times = []
     for _ in range(_LISTS):
         began = time.perf_counter()
-        await asyncio.to_thread(bench.client.runs, limit=20)
+        await asyncio.to_thread(bench.client.runs_page, limit=20)
         times.append(time.perf_counter() - began)
     memory = {name: usage.rss_bytes / _MIB for name, usage in after.items()}
     return {"waiting": size, "cpu": rounded(spent), "mib": rounded(memory, 1), "list_ms": round(1000 * statistics.median(times), 2)}
@@ -175,14 +176,14 @@ async def _killed(queue: Queue, bench: Bench, settings: Settings) -> float:
     await queue.are(leaving, "cancelled")
     while True:
         try:
-            await asyncio.to_thread(bench.client.runs)
+            await asyncio.to_thread(bench.client.runs_page)
             return time.monotonic() - began
         except (StackError, NatsError, APIError):
             await asyncio.sleep(0.2)
 
 
 async def _step(bench: Bench, run_id: str) -> int:
-    return int((await asyncio.to_thread(bench.client.run, run_id))["progress"]["step"])
+    return (await asyncio.to_thread(bench.client.run, run_id)).progress.step
 
 
 async def _rate(bench: Bench, run_id: str, seconds: float) -> float:

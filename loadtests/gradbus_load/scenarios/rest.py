@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from gradbus.client import document
 from gradbus_load.calibration import EngineTiming, LearnerTiming
 from gradbus_load.outcome import Finding, Outcome
 from gradbus_load.rig import SOURCES, Bench, Json, LoadError, Rig, rounded
@@ -96,11 +97,11 @@ async def measure(settings: Settings, bench: Bench) -> Outcome:
     """Two phases of load on a stack that trains."""
     run_id = await bench.submit(_training(bench))
     await bench.trains(run_id, _START_SECONDS)
-    run = await asyncio.to_thread(bench.client.run, run_id)
+    run = document(await asyncio.to_thread(bench.client.run, run_id))
     plan = {"body": run["spec"] | {"name": "queued"}, "followed": run_id}
     alone = await _bout(bench, replace(settings, readers=0, followers=0), plan | {"name": "alone"})
     mixed = await _bout(bench, settings, plan | {"name": "mixed"})
-    steps = (await asyncio.to_thread(bench.client.run, run_id))["progress"]["step"] - run["progress"]["step"]
+    steps = (await asyncio.to_thread(bench.client.run, run_id)).progress.step - run["progress"]["step"]
     await asyncio.to_thread(bench.client.cancel, run_id)
     return _outcome(settings, alone, mixed, steps)
 
@@ -116,7 +117,7 @@ def _training(bench: Bench) -> Json:
 
 async def _bout(bench: Bench, settings: Settings, plan: Json) -> Bout:
     spent = bench.material / "cpu_seconds.json"
-    newest = (await asyncio.to_thread(bench.client.events, plan["followed"], 0, 1000))["data"][-1]["id"]
+    newest = document(await asyncio.to_thread(bench.client.events_page, plan["followed"], 0, 1000))["data"][-1]["id"]
     answers = await _locust(bench, asdict(settings) | plan | {"after": newest, "pids": bench.pids(), "spent": str(spent)})
     return Bout(answers, json.loads(spent.read_text()))
 

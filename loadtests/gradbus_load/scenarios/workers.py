@@ -181,7 +181,7 @@ class _Measurement:
     async def _list_ms(self) -> float:
         """Milliseconds of the list of the first workers."""
         began = time.perf_counter()
-        await asyncio.to_thread(self.bench.client.workers)
+        await asyncio.to_thread(lambda: list(self.bench.client.workers()))
         return round(1000 * (time.perf_counter() - began), 1)
 
     async def _until_serving(self, run_ids: Sequence[str], workers: int) -> float:

@@ -5,6 +5,8 @@ import json
 
 import pytest
 
+from gradbus.client import document
+
 from .cutting_proxy import CuttingProxy
 from .talking_agent import Chat, Messages, Responses, TalkingAgent
 
@@ -40,7 +42,7 @@ def all_samples(lab, run_id):
     """Page by page, for a page has at most a thousand."""
     found, after = [], ""
     while after is not None:
-        page = lab.client.samples(run_id, limit=200, include="tokens", after=after)
+        page = document(lab.client.samples_page(run_id, limit=200, include="tokens", after=after))
         found, after = [*found, *page["data"]], page["next_after"]
     return found
 

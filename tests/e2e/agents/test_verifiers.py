@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gradbus.client import document
+
 VERIFIERS = os.environ.get("GRADBUS_TEST_VERIFIERS", "")
 HERE = Path(__file__).parent
 EXAMPLE = HERE.parents[2] / "examples" / "agents" / "play_verifiers.py"
@@ -42,7 +44,7 @@ def test_their_server_plays_a_run(lab, talk_spec, rows, tmp_path, free_port):
     with program(tmp_path / "server.log", *server), program(log, EXAMPLE, "play", address, run_id, **variables) as agent:
         lab.ends(run_id, seconds=240)
         assert agent.poll() is None, log.read_text()
-    shown = lab.client.samples(run_id, limit=100, include="tokens")["data"]
+    shown = document(lab.client.samples_page(run_id, limit=100, include="tokens"))["data"]
     size = body["rollout"]["group_size"]
     assert len(shown) == 4 * size
     for sample in shown:

@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from gradbus.client import document
 from gradbus.objects.paths import blob_path
 
 EACH = {"every": 1, "keep": 100}
@@ -20,7 +21,7 @@ def parent(lab, spec):
 
 def test_a_run_begins_with_the_weights_in_which_another_ended(lab, spec, parent, gradbus, tmp_path):
     child = lab.train(spec(name="second", model={"run": "first"}, checkpoint=EACH, seed=1))
-    versions = lab.client.versions(child["id"])["data"]
+    versions = document(lab.client.versions_page(child["id"]))["data"]
     assert [version["version"] for version in versions] == [0, 1, 2, 3]
     assert versions[0]["digest"] == lab.final_digest(parent) == child["spec"]["model"]["lineage"]["ancestors"][0]["digest"]
     assert lab.learned(child)
@@ -32,9 +33,9 @@ def test_a_run_begins_with_the_weights_in_which_another_ended(lab, spec, parent,
 
 def test_a_run_from_an_earlier_version_and_the_tree_of_both(lab, spec, parent, gradbus):
     child = lab.train(spec(name="from-the-middle", model={"run": parent["id"], "version": 2}, checkpoint=EACH))
-    begins = lab.client.versions(child["id"])["data"][0]["digest"]
-    assert begins == lab.client.versions(parent["id"], after=1)["data"][0]["digest"] != lab.final_digest(parent)
-    assert json.loads(gradbus("lineage", child["id"], "--json").stdout) == lab.client.lineage(child["id"])
+    begins = document(lab.client.versions_page(child["id"]))["data"][0]["digest"]
+    assert begins == document(lab.client.versions_page(parent["id"], after=1))["data"][0]["digest"] != lab.final_digest(parent)
+    assert json.loads(gradbus("lineage", child["id"], "--json").stdout) == document(lab.client.lineage(child["id"]))
     lines = gradbus("lineage", "from-the-middle").stdout.splitlines()
     assert lines[0] == parent["spec"]["model"]["path"]
     assert lines[1].split() == ["└─", parent["id"], "first", "succeeded"]
@@ -55,7 +56,7 @@ def test_a_run_ends_in_the_same_weights_although_the_run_that_it_starts_from_is_
         kept, gone = weights(state, lab, parent["id"], tmp_path, 3), weights(state, lab, parent["id"], tmp_path, 1)
         for run in (parent, undisturbed):
             lab.client.delete(run["id"])
-        assert lab.client.lineage(child)["ancestors"][0]["state"] == "deleted"
+        assert document(lab.client.lineage(child))["ancestors"][0]["state"] == "deleted"
         deadline = time.monotonic() + WAIT_SECONDS
         while gone.exists():
             assert time.monotonic() < deadline, "the files of the deleted run are still there"
@@ -69,6 +70,6 @@ def test_a_run_ends_in_the_same_weights_although_the_run_that_it_starts_from_is_
 
 def weights(state, lab, run_id, folder, version):
     """The stored file with the weights of a version."""
-    plan = lab.client.export(run_id, folder / str(version), version)
+    plan = document(lab.client.export(run_id, folder / str(version), version))
     [digest] = [file["id"] for file in plan["files"] if file["name"] == "model.safetensors"]
     return state / "objects" / blob_path(digest)

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from gradbus.client import document
 from gradbus.experience.records import unseal_message
 from gradbus.v1.weights_pb2 import CheckpointManifest, Origin
 
@@ -18,11 +19,11 @@ def parent(lab, spec):
 def test_a_fork_begins_with_the_bits_of_the_version_and_its_manifests_say_so(lab, parent, gradbus):
     answer = gradbus("fork", parent["id"], "--at", 2, *CHANGES, "--follow")
     assert answer.returncode == 0, answer.stderr
-    fork = lab.client.run(next(lab.client.all_runs())["id"])
+    fork = document(lab.client.run("last"))
     assert (fork["name"], fork["steps"], fork["spec"]["trainer"]["learning_rate"]) == ("to-be-forked-fork", 2, 1e-4)
     assert lab.learned(fork)
-    begun = lab.client.versions(parent["id"], after=1)["data"][0]
-    assert lab.client.versions(fork["id"])["data"][0]["digest"] == begun["digest"]
+    begun = document(lab.client.versions_page(parent["id"], after=1))["data"][0]
+    assert document(lab.client.versions_page(fork["id"]))["data"][0]["digest"] == begun["digest"]
     paths = sorted((lab.state / "objects/runs" / fork["id"] / "checkpoints").iterdir())
     manifests = [unseal_message(CheckpointManifest, path.read_bytes(), path.name) for path in paths]
     assert len(manifests) == 2
@@ -34,7 +35,7 @@ def test_a_fork_begins_with_the_bits_of_the_version_and_its_manifests_say_so(lab
 def test_what_made_a_version_is_listed_group_by_group(lab, parent, gradbus):
     found = json.loads(gradbus("lineage", f"{parent['id']}@2", "--json").stdout)
     assert [(group["step"], group["index"]) for group in found["groups"]] == [(index // 4, index) for index in range(8)]
-    assert found["digest"] == lab.client.versions(parent["id"], after=1)["data"][0]["digest"]
+    assert found["digest"] == document(lab.client.versions_page(parent["id"], after=1))["data"][0]["digest"]
     assert [(one["section"], one["kind"], one["name"]) for one in found["scorers"]] == [("reward", "grader", "python")]
     prompts = {sample["index"]: sample["prompt"] for sample in lab.samples(parent["id"])}
     assert all(group["prompt"] == prompts[group["index"]] and group["reward"] is not None for group in found["groups"])
@@ -59,6 +60,6 @@ def test_what_cannot_be_done_is_told_and_ends_with_status_two(parent, gradbus, a
 
 
 def test_a_dry_run_creates_no_fork(lab, parent, gradbus):
-    before = len(list(lab.client.all_runs()))
+    before = len(list(lab.client.runs()))
     assert "to-be-forked-fork is valid" in gradbus("fork", "to-be-forked", "--at", 2, "--dry-run").stdout
-    assert len(list(lab.client.all_runs())) == before
+    assert len(list(lab.client.runs())) == before

@@ -6,6 +6,8 @@ import signal
 
 import pytest
 
+from gradbus.client import document
+
 GRADE_FIRST = "def grade(sample, item):\n    return float(sum(sample['output_text'].encode()) % 7)\n"
 LONG = {"schedule": {"steps": 30}, "checkpoint": {"every": 10}}
 CHANGED = {"grader": {"type": "python", "source": GRADE_FIRST}}
@@ -27,7 +29,7 @@ def changed(lab, spec, gradbus, tmp_path_factory):
 
 
 def test_a_run_whose_scorer_was_changed_ends_in_the_bits_of_one_that_was_told_from_the_start(lab, spec, changed):
-    first, then = lab.client.reward(changed["id"])["scorers"]
+    first, then = document(lab.client.reward(changed["id"]))["scorers"]
     assert (first["from_group"], then["scorer"]["grader"]["source"]) == (0, GRADE_FIRST)
     assert 8 < then["from_group"] < 120
     reward = changed["spec"]["reward"] | {"changes": [CHANGED | {"from_group": then["from_group"]}]}
@@ -55,11 +57,11 @@ def test_lineage_and_fork_know_the_scorer(lab, changed, gradbus):
 def test_a_change_for_a_run_that_waits_applies_from_its_first_group(lab, spec):
     before = lab.submit(spec(schedule={"steps": 200}))
     waiting = lab.submit(spec(name="waits"))
-    assert [one["from_group"] for one in lab.client.change_reward(waiting, CHANGED)["scorers"]] == [0, None]
-    assert len(lab.client.change_reward(waiting, CHANGED)["scorers"]) == 2, "asked again"
+    assert [one.from_group for one in lab.client.change_reward(waiting, CHANGED).scorers] == [0, None]
+    assert len(lab.client.change_reward(waiting, CHANGED).scorers) == 2, "asked again"
     lab.cancels(before)
     run = lab.ends(waiting)
-    assert [one["from_group"] for one in lab.client.reward(waiting)["scorers"]] == [0, 0]
+    assert [one.from_group for one in lab.client.reward(waiting).scorers] == [0, 0]
     assert lab.final_digest(run) == lab.final_digest(lab.train(spec(reward=CHANGED)))
 
 
@@ -75,10 +77,10 @@ def test_conductors_that_die_keep_the_scorer_that_was_decided_and_that_asked_for
     killed = {kill()}
     lab.client.change_reward(run_id, CHANGED)
     lab.client.resume(run_id)
-    lab.until(run_id, lambda _: lab.client.reward(run_id)["scorers"][1]["from_group"] is not None)
+    lab.until(run_id, lambda _: lab.client.reward(run_id).scorers[1].from_group is not None)
     killed.add(kill())
     run = lab.ends(run_id)
     assert len(killed) == 2
-    begins = lab.client.reward(run_id)["scorers"][1]["from_group"]
+    begins = lab.client.reward(run_id).scorers[1].from_group
     reward = run["spec"]["reward"] | {"changes": [CHANGED | {"from_group": begins}]}
     assert lab.final_digest(run) == lab.final_digest(lab.train(spec(reward=reward, **LONG)))

@@ -5,6 +5,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from gradbus.client import document
+
 ANSWERS = {"sun": "moon", "moon": "star", "star": "sky", "sky": "cloud", "cloud": "rain", "rain": "snow", "snow": "wind", "wind": "sun"}
 EXACT = {"type": "string_check", "input": "{{sample.output_text}}", "reference": "{{item.answer}}", "operation": "eq"}
 
@@ -111,7 +113,7 @@ def test_the_teachers_log_probabilities_are_those_of_its_version_at_the_rollouts
     run = lab.train(student(schedule={"steps": 3}, rollout={"temperature": 0.7}, algorithm={"kl": 0.1}, checkpoint={"every": 3}))
     model = exported(lab, teacher, tmp_path / "teacher")
     ratios = [[] for _ in range(3)]
-    for sample in lab.client.samples(run["id"], limit=1000, include="tokens")["data"]:
+    for sample in document(lab.client.samples_page(run["id"], limit=1000, include="tokens"))["data"]:
         tokens = sample["tokens"]
         np.testing.assert_allclose(tokens["teacher_logprobs"], response_logprobs(model, tokens, 0.7), atol=2e-5)
         assert not np.allclose(tokens["teacher_logprobs"], tokens["reference_logprobs"], atol=1e-2)
@@ -146,7 +148,7 @@ def test_rows_of_the_teacher_teach_more_than_its_word_for_the_sampled_token(lab,
     assert min(losses) >= 0.0, "a KL"
     assert losses[-1] < 0.15 * losses[0], losses
     policy, model, expected = exported(lab, student_of(lab, run), tmp_path / "guesser"), exported(lab, teacher, tmp_path / "teacher"), []
-    for sample in lab.client.samples(run["id"], step=0, limit=1000, include="tokens")["data"]:
+    for sample in document(lab.client.samples_page(run["id"], step=0, limit=1000, include="tokens"))["data"]:
         mine, theirs = (rows_of_model(one, sample["tokens"]) for one in (policy, model))
         expected += row_kls(mine, theirs, 8)
     assert losses[0] == pytest.approx(np.mean(expected), rel=1e-4)
@@ -154,7 +156,7 @@ def test_rows_of_the_teacher_teach_more_than_its_word_for_the_sampled_token(lab,
 
 def student_of(lab, run):
     """The run from which a run starts."""
-    return lab.client.run(run["spec"]["model"]["run"])
+    return document(lab.client.run(run["spec"]["model"]["run"]))
 
 
 @torch.no_grad()

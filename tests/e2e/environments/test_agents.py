@@ -4,6 +4,8 @@ import json
 
 from guessing_agent import ClaimingAgent
 
+from gradbus.client import document
+
 
 class CompactingAgent(ClaimingAgent):
     """Asks, goes on, and makes its history short. `drawn`: the ids that it was told, by episode."""
@@ -42,7 +44,7 @@ def test_an_agent_that_goes_on_and_compacts_trains_each_drawn_token_once(lab, ep
     with CompactingAgent(lab, run_id) as agent:
         run = lab.ends(run_id)
     assert [step["noop"] for step in lab.events(run["id"], "metrics")] == [False, False]
-    shown = lab.client.samples(run["id"], limit=1000, include="tokens")["data"]
+    shown = document(lab.client.samples_page(run["id"], limit=1000, include="tokens"))["data"]
     assert len(shown) == 2 * 4 * run["spec"]["rollout"]["group_size"]
     assert set(agent.ended.values()) == {200}
     for sample in shown:

@@ -2,6 +2,8 @@
 
 import pytest
 
+from gradbus.client import document
+
 
 def test_a_run_in_an_environment_over_http_trains_and_shows_its_episodes(lab, gradbus, episodes, worlds):
     world = worlds()
@@ -42,7 +44,7 @@ def test_an_environment_that_is_away_is_waited_for(lab, episodes, worlds, free_p
     assert f"127.0.0.1:{port}" in waits["waiting_for"]
     worlds(port)
     lab.ends(run_id)
-    assert not any(worker["trouble"] for worker in lab.client.workers()["data"])
+    assert not any(worker["trouble"] for worker in map(document, lab.client.workers()))
 
 
 ENDLESS = """

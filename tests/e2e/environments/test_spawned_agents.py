@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from gradbus.client import document
 from gradbus.sandbox.commands.run import found_level
 
 pytestmark = pytest.mark.skipif(asyncio.run(found_level())[0] is None, reason="this kernel gives no namespaces")
@@ -34,7 +35,7 @@ def check_run(lab, episodes):
     body = episodes(environment={"agent": "spawn://words", "max_turns": 4}, schedule={"groups_per_step": 2, "steps": 1})
     run_id = lab.submit(body | {"reward": {"grader": grader}})
     lab.ends(run_id)
-    shown = lab.client.samples(run_id, limit=100, include="tokens")["data"]
+    shown = document(lab.client.samples_page(run_id, limit=100, include="tokens"))["data"]
     assert len(shown) == 2 * body["rollout"]["group_size"]
     assert {len(sample["episode"]["turns"]) for sample in shown} <= {1, 2}
     assert all(sample["episode"]["attempt"] == 0 for sample in shown)

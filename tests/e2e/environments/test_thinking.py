@@ -5,6 +5,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from gradbus.client import document
 from gradbus.errors import SpecError
 
 WORDS = ["<pad>", "<eos>", "<unk>", *"abcdefgh", "\n", "<think>", "</think>", "<user>"]
@@ -66,7 +67,7 @@ def test_each_drawn_token_is_trained_once_by_the_log_probability_that_it_was_dra
     steps = lab.events(run["id"], "metrics")
     assert [(step["noop"], step["logprob_diff"]) for step in steps] == [(False, 0.0), (False, 0.0)]
     forks = 0
-    for sample in lab.client.samples(run["id"], limit=1000, include="tokens")["data"]:
+    for sample in document(lab.client.samples_page(run["id"], limit=1000, include="tokens"))["data"]:
         sequences = [sample["tokens"], *sample["tokens"]["forks"]]
         turns = sample["episode"]["turns"]
         trained = [(span["sequence"], span["start"], span["end"]) for span in sample["versions"] if span["trainable"]]

@@ -6,6 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from gradbus.client import document
+
 ANSWERS = {"sun": "moon", "moon": "star", "star": "sky", "sky": "cloud", "cloud": "rain", "rain": "snow", "snow": "wind", "wind": "sun"}
 RATE, CLIP = 1e-2, 1.0
 
@@ -152,7 +154,7 @@ def plain_loop(folder, steps):
 def trained_rows(lab, run):
     """By step, the token ids of each prompt and response."""
     steps = [[] for _ in range(run["steps"])]
-    for sample in lab.client.samples(run["id"], limit=1000, include="tokens")["data"]:
+    for sample in document(lab.client.samples_page(run["id"], limit=1000, include="tokens"))["data"]:
         steps[sample["step"]].append((sample["tokens"]["prompt_ids"], sample["tokens"]["ids"]))
     return steps
 
@@ -182,7 +184,7 @@ def test_a_run_on_pairs_is_a_plain_loop_over_its_loss(lab, trained_on_pairs, mod
 
 def test_a_run_on_labels_is_a_plain_loop_over_its_loss(lab, gradbus, labelled, models):
     run = lab.train(labelled())
-    samples = lab.client.samples(run["id"], limit=1000)["data"]
+    samples = document(lab.client.samples_page(run["id"], limit=1000))["data"]
     labels = [[sample["label"] for sample in samples if sample["step"] == step] for step in range(run["steps"])]
     assert {label for step in labels for label in step[1::2]} == {"mismatched"}
     undesirable = [[label == "undesirable" for label in step[::2]] for step in labels]
@@ -228,6 +230,6 @@ def test_a_reward_model_learns_the_order_of_its_pairs_and_then_scores_a_run(lab,
         better, worse = (model(torch.tensor([[*prompt, *response]])).logits.item() for prompt, response in (chosen, rejected))
         assert better > worse
     run = lab.train(spec(name="chain-rl", reward={"model": {"run": trained["id"]}}))
-    sample = lab.client.samples(run["id"], limit=1, include="tokens")["data"][0]
+    sample = document(lab.client.samples_page(run["id"], limit=1, include="tokens"))["data"][0]
     score = model(torch.tensor([[*sample["tokens"]["prompt_ids"], *sample["tokens"]["ids"]]])).logits.item()
     assert sample["reward"] == pytest.approx(score, abs=1e-4)

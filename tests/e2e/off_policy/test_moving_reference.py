@@ -5,6 +5,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from gradbus.client import document
+
 
 @torch.no_grad()
 def response_logprobs(model, tokens):
@@ -26,7 +28,7 @@ def test_each_samples_reference_is_the_version_of_the_last_multiple(lab, spec, t
         lab.client.export(run["id"], tmp_path / str(version), version)
         models[version] = AutoModelForCausalLM.from_pretrained(tmp_path / str(version))
     seen = set()
-    for sample in lab.client.samples(run["id"], limit=1000, include="tokens")["data"]:
+    for sample in document(lab.client.samples_page(run["id"], limit=1000, include="tokens"))["data"]:
         reference = sample["versions"][0]["version"] // 2 * 2
         seen.add(reference)
         found = sample["tokens"]["reference_logprobs"]

@@ -5,6 +5,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from gradbus.client import document
+
 COUNT = 8
 
 
@@ -40,7 +42,7 @@ def test_the_distance_of_a_step_is_that_of_the_versions_before_it_and_behind_its
     steps = lab.events(run["id"], "metrics")
     for step in steps:
         found = []
-        for sample in lab.client.samples(run["id"], step=step["step"], limit=1000, include="tokens")["data"]:
+        for sample in document(lab.client.samples_page(run["id"], step=step["step"], limit=1000, include="tokens"))["data"]:
             sampler, trained = (table(models[at], sample["tokens"], 0.7) for at in (sample["versions"][0]["version"], step["step"]))
             found += total_variation(sampler, trained)
         assert step["total_variation"] == pytest.approx(np.mean(found), abs=1e-5)

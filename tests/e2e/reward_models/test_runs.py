@@ -9,6 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification
 
+from gradbus.client import document
+
 pytestmark = pytest.mark.timeout(900)
 
 
@@ -28,7 +30,7 @@ def test_every_reward_is_the_score_of_the_samples_tokens_and_the_run_learns(lab,
     run = lab.train(scored(data=data, evaluation={"every": 6, "samples": 2}, trainer={"learning_rate": 0.02}))
     model = AutoModelForSequenceClassification.from_pretrained(reward_model)
     assert len(lab.samples(run["id"])) == 12 * 4 * 4
-    for sample in lab.client.samples(run["id"], step=11, include="tokens")["data"]:
+    for sample in document(lab.client.samples_page(run["id"], step=11, include="tokens"))["data"]:
         ids = torch.tensor([*sample["tokens"]["prompt_ids"], *sample["tokens"]["ids"]])[None]
         with torch.no_grad():
             assert sample["reward"] == pytest.approx(float(model(ids).logits), abs=1e-4)

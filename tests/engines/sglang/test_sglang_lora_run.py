@@ -12,7 +12,7 @@ from ledger import check, read_ledger
 from smoke import make_example, smoke_spec, train
 from transformers import AutoModelForCausalLM
 
-from gradbus.client import Client
+from gradbus.client import Client, document
 from gradbus.embedded import Stack, StackConfig
 from gradbus.v1.group_pb2 import Group, Verdict
 
@@ -48,7 +48,7 @@ async def test_adapters_are_trained_served_and_exported(tmp_path):
         outcome = await train(stack, spec, seconds=1500.0)
         assert outcome.state == "succeeded"
         with Client(stack.url, stack.api_key) as client:
-            versions = (await asyncio.to_thread(client.versions, outcome.run_id))["data"]
+            versions = document(await asyncio.to_thread(client.versions_page, outcome.run_id))["data"]
             for step in SEEN:
                 await asyncio.to_thread(client.export, outcome.run_id, tmp_path / f"version-{step}", step)
         ledger = read_ledger(stack.state.root, outcome.run_id)

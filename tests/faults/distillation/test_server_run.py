@@ -47,7 +47,7 @@ def taught(spec, example, peer):
 async def test_a_server_that_is_away_is_waited_for_and_every_answer_is_in_the_log(stack_of, taught, peer):
     async with stack_of(1) as stack:
         client = Client(stack.url, stack.api_key)
-        run_id = (await asyncio.to_thread(client.submit, taught, EXAMPLE))["id"]
+        run_id = (await asyncio.to_thread(client.submit, taught, EXAMPLE)).id
         await until(client, run_id, lambda run: run["progress"]["step"] >= 1)
         peer.faults = Faults(status=503)
         waiting = await until(client, run_id, lambda run: run["state"] == "waiting_for_reward")
@@ -69,7 +69,7 @@ async def test_a_server_that_is_away_is_waited_for_and_every_answer_is_in_the_lo
 async def test_other_weights_end_the_run_with_both_names(stack_of, taught, peer):
     async with stack_of(1) as stack:
         client = Client(stack.url, stack.api_key)
-        run_id = (await asyncio.to_thread(client.submit, taught, EXAMPLE))["id"]
+        run_id = (await asyncio.to_thread(client.submit, taught, EXAMPLE)).id
         await until(client, run_id, lambda run: run["progress"]["step"] >= 1)
         peer.weight_version = "step-9"
         run = await until(client, run_id, lambda run: run["state"] in FINAL)

@@ -8,7 +8,7 @@ import pytest
 from ledger import check, read_ledger
 from smoke import EXAMPLE, train
 
-from gradbus.client import Client, load_spec
+from gradbus.client import Client, document, load_spec
 from gradbus.v1.group_pb2 import VERDICT_TRAIN, Group
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
@@ -102,7 +102,7 @@ def points_of(kind):
 async def evaluations(stack, run_id):
     """The results on held-out rows, from the run's history."""
     with Client(stack.url, stack.api_key) as client:
-        events = await asyncio.to_thread(lambda: list(client.all_events(run_id, 0)))
+        events = await asyncio.to_thread(lambda: list(map(document, client.events(run_id, 0))))
     return [event["data"] for event in events if event["type"] == "evaluation"]
 
 

@@ -15,7 +15,7 @@ import pytest
 from gradbus.access.api_keys import SCOPES, new_api_key, write_api_keys
 from gradbus.buffer import BufferSettings, open_buffer
 from gradbus.bus import Buckets, Bus, BusSettings
-from gradbus.client import Client
+from gradbus.client import Client, document
 from gradbus.control.runs import RunProgress, RunStatus
 from gradbus.objects import ObjectStore
 from gradbus.rpc import open_channel, token_hash
@@ -186,7 +186,7 @@ def spec(tmp_path, model_folder):
 @pytest.fixture
 def submitted(client, spec, tmp_path):
     """A run, as the gateway answered."""
-    return client.submit(spec, tmp_path)
+    return document(client.submit(spec, tmp_path))
 
 
 @pytest.fixture

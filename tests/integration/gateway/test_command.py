@@ -10,6 +10,7 @@ import pytest
 
 from gradbus.aio.tasks import background
 from gradbus.bus import Buckets, EventLog
+from gradbus.client import document
 from gradbus.control.runs import WorkerPresence
 
 SPEC = """
@@ -83,6 +84,21 @@ def test_every_fault_is_printed_without_a_traceback(gradbus, spec_file):
     assert "did you mean `slots`?" in errors
 
 
+@pytest.mark.parametrize(
+    ("line", "path"),
+    [
+        (["show", "RUN"], "/v1/runs/RUN"),
+        (["runs", "--limit", "1"], "/v1/runs?limit=1"),
+        (["samples", "RUN"], "/v1/runs/RUN/samples"),
+        (["lineage", "RUN"], "/v1/runs/RUN/lineage"),
+        (["lineage", "RUN@0"], "/v1/runs/RUN/versions/0/lineage"),
+    ],
+)
+def test_json_is_what_the_gateway_answers(gradbus, http, run_id, line, path):
+    status, output, _ = gradbus(*(part.replace("RUN", run_id) for part in line), "--json")
+    assert (status, json.loads(output)) == (0, http.get(path.replace("RUN", run_id)).json())
+
+
 @pytest.mark.parametrize(("state", "status"), [("succeeded", 0), ("failed", 1), ("cancelled", 3)])
 async def test_following_ends_with_the_run_s_own_status(gradbus, stack, run_id, set_state, tmp_path, state, status):
     await set_state(run_id, state, step=4, version=4, reward=0.5, accuracy=0.75, shares={"train": 0.5}, workers=2)
@@ -97,6 +113,7 @@ def follow(stack, run_id):
     source = f"""
 import sys
 from gradbus.cli.follow import follow_run
+from gradbus.client import document
 from gradbus.client import Client
 sys.exit(follow_run(Client({stack.url!r}, {stack.key!r}), {run_id!r}))
 """
@@ -158,14 +175,14 @@ def test_a_new_key_opens_the_gateway_at_once_and_a_revoked_one_no_more(gradbus, 
 
 
 def test_a_dry_run_checks_everything_and_creates_nothing(gradbus, client, spec_file):
-    before = client.runs(limit=1)["data"]
+    before = document(client.runs_page(limit=1))["data"]
     status, output, _ = gradbus("run", spec_file, "--dry-run", "--set", "name=only-checked")
     assert (status, "only-checked is valid" in output) == (0, True)
     checked = json.loads(gradbus("run", spec_file, "--dry-run", "--json")[1])
     assert (checked["object"], checked["spec"]["data"]["train"][:7]) == ("spec_check", "sha256:")
     status, _, errors = gradbus("run", spec_file, "--dry-run", "--set", "rollout.sots=4")
     assert (status, "did you mean `slots`?" in errors) == (2, True)
-    assert client.runs(limit=1)["data"] == before
+    assert document(client.runs_page(limit=1))["data"] == before
 
 
 def test_every_verb_about_a_run_prints_json(gradbus, run_id, spec_file):
@@ -253,11 +270,11 @@ async def test_finished_runs_are_deleted_by_name_and_by_age(gradbus, run_id, set
     status, output, _ = gradbus("delete", "--finished-before", "1d", "--dry-run")
     assert (status, f"run {run_id} would be deleted" in output.splitlines()) == (0, True)
     assert json.loads(gradbus("delete", run_id, "--dry-run", "--json")[1])["deletable"]
-    assert client.run(run_id)["id"] == run_id
+    assert client.run(run_id).id == run_id
     assert gradbus("delete", "--finished-before", "1960-01-01") == (0, "no run has ended before that\n", "")
     status, output, _ = gradbus("delete", run_id, "--finished-before", "2001-01-01T00:00+01:00")
     assert (status, output.splitlines().count(f"run {run_id} is deleted")) == (0, 1)
-    assert run_id not in [run["id"] for run in client.all_runs()]
+    assert run_id not in [run["id"] for run in map(document, client.runs())]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from gradbus.access.api_keys import new_api_key, read_api_keys, write_api_keys
 from gradbus.bus import EventLog, subjects
+from gradbus.client import document
 from gradbus.v1.event_pb2 import RunEvent
 
 
@@ -69,7 +70,7 @@ async def test_a_stream_shows_what_comes_and_ends_with_the_run(stack, submitted,
 
 async def test_the_client_follows_to_the_end(client, submitted, history, set_state):
     await set_state(submitted["id"], "failed")
-    events = await asyncio.to_thread(lambda: list(client.follow_events(submitted["id"])))
+    events = await asyncio.to_thread(lambda: list(map(document, client.stream(submitted["id"]))))
     assert [event["data"]["step"] for event in events] == [0, 1, 2, 3, 4]
 
 
@@ -93,7 +94,7 @@ async def test_an_event_that_cannot_be_read_hides_no_other(client, http, bus, su
     history.emit("metrics", "after it", {"step": 5, "loss": float("nan")})
     await history.wait_until_stored()
     await set_state(submitted["id"], "succeeded")
-    for found in (http.get(f"/v1/runs/{submitted['id']}/events").json()["data"], list(client.follow_events(submitted["id"]))):
+    for found in (http.get(f"/v1/runs/{submitted['id']}/events").json()["data"], list(map(document, client.stream(submitted["id"])))):
         assert [event["type"] for event in found] == ["metrics"] * 5 + ["unreadable", "metrics"]
         assert "cannot be read" in found[5]["message"]
         assert found[6]["data"] == {"step": 5, "loss": None}

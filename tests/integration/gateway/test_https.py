@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from gradbus.access.api_keys import SCOPES, new_api_key, write_api_keys
-from gradbus.client import Client, RetryPolicy
+from gradbus.client import Client, RetryPolicy, document
 from gradbus.client.answers import trusting
 from gradbus.errors import SettingsError, StackError
 from gradbus.process import Process
@@ -71,7 +71,7 @@ async def address(settings):
 async def listed(url, key, authority):
     def ask():
         with Client(url, key, QUICK, authority) as client:
-            return client.runs()
+            return document(client.runs_page())
 
     return await asyncio.to_thread(ask)
 

@@ -79,7 +79,7 @@ def test_requests_with_one_key_at_the_same_time_end_in_one_run(http, stored_spec
 
 
 def test_paging_walks_every_run_once_newest_first(http, client, spec, tmp_path):
-    mine = [client.submit(spec, tmp_path)["id"] for _ in range(3)]
+    mine = [client.submit(spec, tmp_path).id for _ in range(3)]
     seen, after = [], ""
     while after is not None:
         page = http.get("/v1/runs", params={"limit": 2, "after": after}).json()
@@ -119,11 +119,11 @@ async def test_a_key_that_names_no_run_is_ignored(http, bus, submitted):
 
 def test_pause_resume_and_cancel_set_the_desired_state(client, submitted):
     run_id = submitted["id"]
-    assert client.pause(run_id)["desired"] == "paused"
-    assert client.pause(run_id)["desired"] == "paused"
-    assert client.resume(run_id)["desired"] == "running"
-    assert client.cancel(run_id)["desired"] == "cancelled"
-    assert client.cancel(run_id)["state"] == "cancelling"
+    assert client.pause(run_id).desired == "paused"
+    assert client.pause(run_id).desired == "paused"
+    assert client.resume(run_id).desired == "running"
+    assert client.cancel(run_id).desired == "cancelled"
+    assert client.cancel(run_id).state == "cancelling"
 
 
 def test_a_cancelled_run_cannot_resume(http, client, submitted):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from gradbus.buffer import keys
+from gradbus.client import document
 from gradbus.experience import ExperienceLog
 from gradbus.experience.records import seal
 from gradbus.spec import parse_spec
@@ -69,7 +70,7 @@ async def run_id(submitted, buffer, objects):
 async def test_pages_give_each_sample_once_in_order(client, run_id, limit):
     found, after = [], ""
     while after is not None:
-        page = client.samples(run_id, limit=limit, after=after)
+        page = document(client.samples_page(run_id, limit=limit, after=after))
         found += [sample["id"] for sample in page["data"]]
         after = page["next_after"]
     assert found == [f"{index}.{n}" for index in range(GROUPS) for n in range(2)]
@@ -86,10 +87,10 @@ async def test_a_page_of_long_samples_is_shorter_than_asked_and_the_next_goes_on
             sample.token_ids, sample.logprobs = bytes(4 * 60_000), bytes(4 * 60_000)
         one.group = group.SerializeToString()
         await ExperienceLog(buffer, submitted["id"]).append(1, {one.index: one})
-    assert len(client.samples(submitted["id"], limit=100)["data"]) == 6, "without tokens they are short"
+    assert len(document(client.samples_page(submitted["id"], limit=100))["data"]) == 6, "without tokens they are short"
     found, after, sizes = [], "", []
     while after is not None:
-        page = client.samples(submitted["id"], limit=100, after=after, include="tokens")
+        page = document(client.samples_page(submitted["id"], limit=100, after=after, include="tokens"))
         found += [sample["id"] for sample in page["data"]]
         sizes.append(len(page["data"]))
         after = page["next_after"]
@@ -98,7 +99,7 @@ async def test_a_page_of_long_samples_is_shorter_than_asked_and_the_next_goes_on
 
 
 async def test_a_sample_has_its_reward_and_verdict(client, run_id):
-    first, second = client.samples(run_id, index=3)["data"]
+    first, second = document(client.samples_page(run_id, index=3))["data"]
     assert (first["prompt"], first["text"], first["step"], first["verdict"]) == ("prompt 3", "text 3.0", 1, "train")
     assert (first["reward"], first["components"], first["finish_reason"]) == (1.0, {"exact": 1.0}, "stop")
     assert first["versions"] == [{"start": 0, "end": 3, "version": 1, "trainable": True, "sequence": 0, "author": "policy"}]
@@ -107,29 +108,29 @@ async def test_a_sample_has_its_reward_and_verdict(client, run_id):
 
 
 async def test_a_sample_tells_its_worker_and_when_it_was_admitted(client, run_id):
-    sample = client.samples(run_id, index=3)["data"][0]
+    sample = document(client.samples_page(run_id, index=3))["data"][0]
     assert (sample["dispatched_version"], sample["worker"], sample["trace_id"], sample["token_count"]) == (1, "w", "ab" * 16, 3)
     assert abs(datetime.fromisoformat(sample["admitted_at"]).timestamp() - time.time()) < 300
     assert sample["tokens"] is None
 
 
 async def test_tokens_are_included_on_request(client, run_id):
-    tokens = client.samples(run_id, index=3, include="tokens")["data"][0]["tokens"]
+    tokens = document(client.samples_page(run_id, index=3, include="tokens"))["data"][0]["tokens"]
     frozen = {"reference_logprobs": [-1.0] * 3, "teacher_logprobs": [], "forks": []}
     assert tokens == {"prompt_ids": [3, 3], "ids": [5, 7, 1], "logprobs": [-0.5, -2.0, 0.0]} | frozen
 
 
 async def test_a_row_selects_every_group_of_it(client, run_id):
-    assert [sample["index"] for sample in client.samples(run_id, row=1)["data"]] == [1, 1, 5, 5]
-    assert [sample["id"] for sample in client.samples(run_id, row=1, index=5)["data"]] == ["5.0", "5.1"]
-    assert client.samples(run_id, row=9)["data"] == []
+    assert [sample["index"] for sample in document(client.samples_page(run_id, row=1))["data"]] == [1, 1, 5, 5]
+    assert [sample["id"] for sample in document(client.samples_page(run_id, row=1, index=5))["data"]] == ["5.0", "5.1"]
+    assert document(client.samples_page(run_id, row=9))["data"] == []
 
 
 async def test_after_may_be_a_time(client, run_id):
-    admitted = datetime.fromisoformat(client.samples(run_id, index=0)["data"][0]["admitted_at"]).timestamp() * 1000
-    assert len(client.samples(run_id, limit=100, after=f"{round(admitted)}-0.0")["data"]) >= 2 * GROUPS - 1
-    assert client.samples(run_id, after=f"{round(admitted) + 3_600_000}-0.0")["data"] == []
-    assert len(client.samples(run_id, limit=100, after="0-0.0")["data"]) == 2 * GROUPS, "since 1970"
+    admitted = datetime.fromisoformat(document(client.samples_page(run_id, index=0))["data"][0]["admitted_at"]).timestamp() * 1000
+    assert len(document(client.samples_page(run_id, limit=100, after=f"{round(admitted)}-0.0"))["data"]) >= 2 * GROUPS - 1
+    assert document(client.samples_page(run_id, after=f"{round(admitted) + 3_600_000}-0.0"))["data"] == []
+    assert len(document(client.samples_page(run_id, limit=100, after="0-0.0"))["data"]) == 2 * GROUPS, "since 1970"
 
 
 async def test_an_advantage_is_that_of_the_trainer(client, run_id, buffer):
@@ -140,18 +141,18 @@ async def test_an_advantage_is_that_of_the_trainer(client, run_id, buffer):
     filtered.verdict = Verdict.VERDICT_FILTERED
     await ExperienceLog(buffer, run_id).append(1, {GROUPS: judged, GROUPS + 1: filtered})
     half = 0.5 / (0.5**0.5 + 1e-4)
-    assert [one["advantage"] for one in client.samples(run_id, index=GROUPS)["data"]] == pytest.approx([half, -half])
-    assert [one["advantage"] for one in client.samples(run_id, index=GROUPS + 1)["data"]] == [None, None]
-    assert client.samples(run_id, index=0)["data"][1]["advantage"] is None
+    assert [one["advantage"] for one in document(client.samples_page(run_id, index=GROUPS))["data"]] == pytest.approx([half, -half])
+    assert [one["advantage"] for one in document(client.samples_page(run_id, index=GROUPS + 1))["data"]] == [None, None]
+    assert document(client.samples_page(run_id, index=0))["data"][1]["advantage"] is None
 
 
 async def test_a_step_names_its_groups(client, run_id):
-    assert [sample["index"] for sample in client.samples(run_id, step=2)["data"]] == [4, 4, 5, 5]
-    assert client.samples(run_id, step=2, index=0)["data"] == []
+    assert [sample["index"] for sample in document(client.samples_page(run_id, step=2))["data"]] == [4, 4, 5, 5]
+    assert document(client.samples_page(run_id, step=2, index=0))["data"] == []
 
 
 async def test_a_run_without_samples_has_an_empty_page(client, submitted):
-    assert client.samples(submitted["id"])["data"] == []
+    assert document(client.samples_page(submitted["id"]))["data"] == []
 
 
 def unreadable(page):
@@ -171,11 +172,11 @@ GARBAGE = {
 async def test_an_entry_that_cannot_be_read_hides_no_other(client, run_id, buffer, record):
     entry_id = (await buffer.xadd(keys.experience(run_id), {"i": 9, "r": record})).decode()
     await ExperienceLog(buffer, run_id).append(1, {GROUPS: entry(run_id, GROUPS)})
-    page = client.samples(run_id, limit=100)
+    page = document(client.samples_page(run_id, limit=100))
     assert unreadable(page) == [(9, entry_id)]
     assert [sample["index"] for sample in page["data"]] == [index for index in range(GROUPS) for _ in range(2)] + [9, GROUPS, GROUPS]
-    assert "cannot be read" in client.samples(run_id, index=9)["data"][0]["reason"]
-    assert client.samples(run_id, row=1, limit=100)["data"]
+    assert "cannot be read" in document(client.samples_page(run_id, index=9))["data"][0]["reason"]
+    assert document(client.samples_page(run_id, row=1, limit=100))["data"]
 
 
 async def test_a_sample_that_cannot_be_read_hides_none_before_it(client, submitted, buffer):
@@ -186,7 +187,7 @@ async def test_a_sample_that_cannot_be_read_hides_none_before_it(client, submitt
     await ExperienceLog(buffer, submitted["id"]).append(1, {0: damaged})
     found, after = [], ""
     while after is not None:
-        page = client.samples(submitted["id"], limit=1, after=after)
+        page = document(client.samples_page(submitted["id"], limit=1, after=after))
         found += [sample["verdict"] for sample in page["data"]]
         after = page["next_after"]
     assert found == ["train", "unreadable"]
@@ -194,14 +195,14 @@ async def test_a_sample_that_cannot_be_read_hides_none_before_it(client, submitt
 
 async def test_an_entry_without_its_fields_is_one_that_cannot_be_read(client, run_id, buffer):
     await buffer.xadd(keys.experience(run_id), {"other": 1})
-    assert [index for index, _ in unreadable(client.samples(run_id, limit=100))] == [-1]
+    assert [index for index, _ in unreadable(document(client.samples_page(run_id, limit=100)))] == [-1]
 
 
 async def test_a_segment_that_cannot_be_read_hides_no_other(client, run_id, buffer, objects):
     segments = sorted(await objects.list(f"runs/{run_id}/log"))
     await objects.put(segments[0], b"garbage")
     await objects.put(f"runs/{run_id}/log/no-segment", b"garbage")
-    found = client.samples(run_id, limit=100)
+    found = document(client.samples_page(run_id, limit=100))
     assert [sample["index"] for sample in found["data"]] == [-1] + [index for index in range(2, GROUPS) for _ in range(2)]
     assert len(unreadable(found)) == 1
 
@@ -217,22 +218,22 @@ async def test_a_segment_that_cannot_be_read_hides_no_other(client, run_id, buff
 )
 async def test_an_advantage_with_a_kl_in_the_reward_is_the_one_that_is_trained_or_none(client, spec, tmp_path, buffer, algorithm, expected):
     """The first sample's k1 add up to -.5 and the second's to 0, the rewards are 1 and 0."""
-    run_id = client.submit(spec | {"algorithm": algorithm}, tmp_path)["id"]
+    run_id = client.submit(spec | {"algorithm": algorithm}, tmp_path).id
     judged = entry(run_id, 0)
     judged.rewards[1].CopyFrom(SampleReward(sample_id="0.1", status=RewardStatus.REWARD_STATUS_OK, reward=0.0))
     judged.reference_logprobs[1] = struct.pack("<3f", -0.5, -2.0, 0.0)
     judged.reference_logprobs[0] = struct.pack("<3f", -0.5, -2.0, 0.5)
     await ExperienceLog(buffer, run_id).append(1, {0: judged})
-    assert [one["advantage"] for one in client.samples(run_id)["data"]] == expected
+    assert [one["advantage"] for one in document(client.samples_page(run_id))["data"]] == expected
 
 
 async def test_a_sample_has_its_row_of_the_dataset_if_asked(client, http, run_id):
-    first = client.samples(run_id, index=1, include="item")["data"][0]
+    first = document(client.samples_page(run_id, index=1, include="item"))["data"][0]
     assert (first["item"], first["tokens"]) == ({"prompt": "1+2=", "answer": "3"}, None)
-    both = client.samples(run_id, index=1, include=["item", "tokens"])["data"][0]
+    both = document(client.samples_page(run_id, index=1, include=["item", "tokens"]))["data"][0]
     assert (both["item"], len(both["tokens"]["ids"])) == (first["item"], 3)
-    assert client.samples(run_id, index=1)["data"][0]["item"] is None, "nobody asked"
-    assert client.samples(run_id, index=2, include="item")["data"][0]["item"] is None, "the dataset has two rows"
+    assert document(client.samples_page(run_id, index=1))["data"][0]["item"] is None, "nobody asked"
+    assert document(client.samples_page(run_id, index=2, include="item"))["data"][0]["item"] is None, "the dataset has two rows"
     assert http.get(f"/v1/runs/{run_id}/samples?include=answer").status_code == 422
     assert http.get(f"/v1/runs/{run_id}/samples?include=item&include=item&include=item").status_code == 422
 
@@ -252,14 +253,14 @@ async def test_a_sample_has_its_row_of_the_dataset_if_asked(client, http, run_id
     ],
 )
 async def test_a_search_finds_what_meets_every_condition(client, run_id, query, found):
-    page = client.samples(run_id, limit=100, **query)
+    page = document(client.samples_page(run_id, limit=100, **query))
     assert ([sample["id"] for sample in page["data"]], page["has_more"]) == (found, False)
 
 
 async def test_a_search_goes_on_over_pages(client, run_id):
     found, after = [], ""
     while after is not None:
-        page = client.samples(run_id, limit=2, after=after, min_reward=1.0)
+        page = document(client.samples_page(run_id, limit=2, after=after, min_reward=1.0))
         found += [sample["id"] for sample in page["data"]]
         after = page["next_after"]
     assert found == [f"{index}.0" for index in range(GROUPS)]

@@ -10,6 +10,7 @@ from peft import LoraConfig
 from safetensors.torch import load_file, save, save_file
 
 from gradbus.bus import Buckets
+from gradbus.client import document
 from gradbus.control.runs import WorkerPresence
 from gradbus.formats.peft import adapter_names
 from gradbus.ids import digest_of
@@ -51,11 +52,11 @@ async def test_versions_name_the_workers_that_loaded_them(client, submitted, pub
     worker = WorkerPresence(worker="w1", role="rollout", incarnation="a", run_id=submitted["id"], version=1, digest=digest_of(b"better"))
     await (await bus.bucket(Buckets.WORKERS)).put("w1", worker.to_bytes())
     deadline = time.monotonic() + 60
-    while (page := client.versions(submitted["id"])) and not any(version["held_by"] for version in page["data"]):
+    while (page := document(client.versions_page(submitted["id"]))) and not any(version["held_by"] for version in page["data"]):
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
     assert [(version["version"], version["bytes"], version["held_by"]) for version in page["data"]] == [(0, 4, []), (1, 6, ["w1"])]
-    assert [version["version"] for version in client.versions(submitted["id"], after=0)["data"]] == [1]
+    assert [version["version"] for version in document(client.versions_page(submitted["id"], after=0))["data"]] == [1]
 
 
 async def test_a_version_names_its_workers_after_they_hold_a_newer_one(client, submitted, publish, channel):
@@ -63,13 +64,13 @@ async def test_a_version_names_its_workers_after_they_hold_a_newer_one(client, s
         await publish(step, content)
         claim = Attestation(run_id=submitted["id"], worker="w1", step=step, digest=digest_of(content))
         assert (await WeightStoreServiceStub(channel).Attest(AttestRequest(attestation=claim))).matches
-    assert [version["held_by"] for version in client.versions(submitted["id"])["data"]] == [["w1"], ["w1"]]
+    assert [version["held_by"] for version in document(client.versions_page(submitted["id"]))["data"]] == [["w1"], ["w1"]]
 
 
 async def test_an_export_holds_the_newest_weights_and_the_model_s_own_files(client, submitted, publish, model_folder, tmp_path):
     await publish(0, b"base")
     await publish(1, b"better")
-    written = client.export(submitted["id"], tmp_path / "out")
+    written = document(client.export(submitted["id"], tmp_path / "out"))
     assert (written["version"], written["final"]) == (1, False)
     assert (tmp_path / "out" / "model.safetensors").read_bytes() == b"better"
     assert (tmp_path / "out" / "config.json").read_bytes() == (model_folder / "config.json").read_bytes()
@@ -103,8 +104,8 @@ async def test_an_export_takes_versions_that_are_stored_whole(client, http, subm
     shard = Shard(digest=digest_of(b"more"), size_bytes=4, chain=[link], delta_only=True)
     manifest = WeightManifest(run_id=submitted["id"], term=1, step=1, digest=digest_of(b"more"), shards=[shard])
     await WeightStoreServiceStub(channel).PublishVersion(PublishVersionRequest(manifest=manifest))
-    assert [(one["bytes"], one["whole"]) for one in client.versions(submitted["id"])["data"]] == [(4, True), (4, False)]
-    assert client.export(submitted["id"], tmp_path / "out")["version"] == 0
+    assert [(one["bytes"], one["whole"]) for one in document(client.versions_page(submitted["id"]))["data"]] == [(4, True), (4, False)]
+    assert client.export(submitted["id"], tmp_path / "out").version == 0
     refused = http.get(f"/v1/runs/{submitted['id']}/export", params={"version": 1}).json()
     assert "keeps these versions whole: 0" in refused["detail"]
 
@@ -114,11 +115,11 @@ async def test_of_adapters_an_export_is_the_base_model_with_these_added(client, 
     base = load_file(model_folder / "model.safetensors")
     base |= {weight: torch.ones(4, 4), "model.norm.weight": torch.zeros(4, dtype=torch.bfloat16)}
     save_file(base, model_folder / "model.safetensors")
-    run = client.submit(spec | {"trainer": {"lora": {"rank": 1, "alpha": 2.0, "target_modules": ["q_proj"]}}}, tmp_path)
+    run = document(client.submit(spec | {"trainer": {"lora": {"rank": 1, "alpha": 2.0, "target_modules": ["q_proj"]}}}, tmp_path))
     parts = torch.tensor([[1.0, 2.0, 0.0, 0.0]]), torch.tensor([[1.0], [0.0], [-1.0], [0.0]])
     adapters = dict(zip(adapter_names(weight), parts, strict=True))
     await (await new_publisher(run["id"]))(0, save(adapters))
-    written = client.export(run["id"], tmp_path / "out")
+    written = document(client.export(run["id"], tmp_path / "out"))
     assert {path.name for path in (tmp_path / "out").iterdir()} == {path.name for path in model_folder.iterdir()}
     merged = load_file(tmp_path / "out" / "model.safetensors")
     assert merged[weight].tolist() == [[3.0, 5.0, 1.0, 1.0], [1.0] * 4, [-1.0, -3.0, 1.0, 1.0], [1.0] * 4]

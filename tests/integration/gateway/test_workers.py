@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from gradbus.bus import Buckets, View
+from gradbus.client import document
 from gradbus.control.runs import WorkerPresence
 from gradbus_gateway import worker_roster
 from gradbus_gateway.routes import workers
@@ -22,7 +23,7 @@ async def until(condition):
 async def test_a_live_worker_is_listed_with_its_version(client, bus):
     bucket = await bus.bucket(Buckets.WORKERS)
     presence = WorkerPresence(worker="rollout-7", role="rollout", incarnation="a", version=3, claims=[1, 2])
-    listed = lambda: {worker["worker"]: worker for worker in client.workers()["data"]}  # noqa: E731
+    listed = lambda: {worker["worker"]: worker for worker in map(document, client.workers())}  # noqa: E731
 
     async def is_listed():
         await bucket.put("rollout-7", presence.to_bytes())
@@ -41,11 +42,11 @@ async def test_a_live_worker_is_listed_with_its_version(client, bus):
     await until(is_gone)
 
 
-async def test_pages_and_the_workers_of_a_run_come_in_order_of_name(client, bus):
+async def test_pages_and_the_workers_of_a_run_come_in_order_of_name(http, bus):
     bucket = await bus.bucket(Buckets.WORKERS)
 
     def asked(query):
-        page = client._json("GET", f"/v1/workers?{query}")
+        page = http.get(f"/v1/workers?{query}").json()
         return [worker["worker"] for worker in page["data"]], page["next_after"]
 
     async def are_listed():

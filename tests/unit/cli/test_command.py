@@ -162,7 +162,7 @@ def test_a_gateway_that_does_not_answer_is_waited_for_and_named(monkeypatch, cap
     with connect(None) as client:
         client.retries = replace(client.retries, seconds=0.3)
         with pytest.raises(StackError, match=r"http://127\.0\.0\.1:9 does not answer"):
-            client.runs()
+            client.runs_page()
     assert "retrying for" in capsys.readouterr().err
 
 

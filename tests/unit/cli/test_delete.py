@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from gradbus.cli.delete import _delete, _moment
-from gradbus.errors import ApiError, StackError
+from gradbus.errors import ApiError, StackError, api_error
 
 
 class Gateway:
@@ -15,7 +15,7 @@ class Gateway:
         self._status = status
 
     def delete(self, run_id):
-        raise ApiError(self._status, {"title": "Refused"})
+        raise api_error(self._status, {"title": "Refused"})
 
 
 @pytest.mark.parametrize(("given", "age"), [("30d", timedelta(days=30)), ("12h", timedelta(hours=12)), ("90m", timedelta(minutes=90))])

@@ -6,6 +6,7 @@ import re
 import pytest
 
 from gradbus.cli import follow
+from gradbus.resources.runs import RunSummary
 
 PROGRESS = {
     "step": 3,
@@ -22,6 +23,10 @@ PROGRESS = {
     "shares": {"generate": 1.0, "wait": 0.5, "train": 0.5},
     "workers": 1,
 }
+RUN = {"id": "run-1", "name": "sums", "kind": "rl", "state": "running", "desired": "running", "steps": 9} | {
+    "progress": PROGRESS,
+    "created_at": None,
+}
 WAITS = "the scorer on sample 0.0: the scorer gave no result for this sample; answer every sample_id of the request"
 
 
@@ -32,7 +37,7 @@ class Runs:
         self._looks = iter(looks)
 
     def run(self, run_id):
-        return {"kind": "rl", "state": "running", "steps": 9, "reason": "", "waiting_for": "", "progress": PROGRESS} | next(self._looks)
+        return RunSummary.model_validate(RUN | next(self._looks))
 
 
 @pytest.fixture(autouse=True)

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from gradbus.cli.format import duration, progress_line, run_line
+from gradbus.resources.runs import RunSummary
 
 PROGRESS = {
     "step": 3,
@@ -23,8 +24,13 @@ PROGRESS = {
 }
 
 
+def run(**changes):
+    given = {"id": "run-1", "name": "sums", "kind": "rl", "state": "running", "desired": "running", "steps": 9, "created_at": None}
+    return RunSummary.model_validate(given | {"progress": PROGRESS} | changes)
+
+
 def line(**changes):
-    return progress_line({"kind": "rl", "state": "running", "steps": 9, "waiting_for": "", "progress": PROGRESS} | changes)
+    return progress_line(run(**changes))
 
 
 def test_a_running_run_shows_every_number_in_one_line():
@@ -58,10 +64,11 @@ def test_a_run_that_has_not_begun_shows_dashes():
 
 def test_a_list_says_when_each_run_was_submitted():
     here = datetime(2026, 1, 2, 23, 4, tzinfo=UTC).astimezone()
-    run = {"id": "run-1", "name": "sums", "kind": "rl", "state": "running", "steps": 9, "progress": PROGRESS}
-    run["created_at"] = "2026-01-02T23:04:05Z"
-    assert run_line(run).split() == f"run-1 {here:%Y-%m-%d %H:%M} sums rl running step 3/9 reward 0.250 held-out -".split()
-    assert run_line(run | {"created_at": None, "kind": None, "state": "unreadable"}).split()[:4] == ["run-1", "-", "sums", "-"]
+    assert (
+        run_line(run(created_at="2026-01-02T23:04:05Z")).split()
+        == f"run-1 {here:%Y-%m-%d %H:%M} sums rl running step 3/9 reward 0.250 held-out -".split()
+    )
+    assert run_line(run(kind=None, state="unreadable")).split()[:4] == ["run-1", "-", "sums", "-"]
 
 
 @pytest.mark.parametrize(
@@ -77,8 +84,7 @@ def test_given_responses_have_a_loss_and_pairs_an_accuracy(kind, pairs, held_out
     progress["held_out_loss"] = held_out
     progress["shares"] = {"generate": 0.0, "score": 0.0, "reference": 0.1, "train": 0.9}
     assert line(kind=kind, progress=progress) == f"step 3/9  v2  {scores}  1234 tok/s  reference 10% train 90%  2 workers"
-    run = {"id": "run-1", "name": "sums", "kind": kind, "state": "running", "steps": 9, "progress": progress, "created_at": None}
-    assert run_line(run).split() == f"run-1 - sums {kind} running step 3/9 {scores}".split()
+    assert run_line(run(kind=kind, progress=progress)).split() == f"run-1 - sums {kind} running step 3/9 {scores}".split()
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ from typer.testing import CliRunner
 from gradbus.cli.__main__ import app
 from gradbus.cli.history.lineage import tree, version_lines
 from gradbus.errors import SettingsError
+from gradbus.resources.lineage import LineageResource
+from gradbus.resources.version_lineage import VersionLineageResource
 
 
 def related(name, version, state="succeeded", role="model"):
@@ -22,7 +24,7 @@ def test_a_run_stands_between_its_ancestors_and_its_children():
         "teacher": [related("large", 5, role="teacher")],
         "children": [related("more", 3, "running"), related("other", 2, role="reward_model"), related("small", 4, role="teacher")],
     }
-    assert list(tree(found, "succeeded")) == [
+    assert list(tree(LineageResource.model_validate(found | {"has_more": False}), "succeeded")) == [
         "models/base",
         "└─ run-sft  sft  deleted",
         "   └─ run-grpo  grpo  succeeded  from version 40",
@@ -37,7 +39,10 @@ def test_a_run_stands_between_its_ancestors_and_its_children():
 
 def test_a_run_without_relations_stands_below_its_model():
     found = {"run_id": "run-1", "name": "first", "base": "owner/name@0", "ancestors": [], "reward_model": [], "teacher": [], "children": []}
-    assert list(tree(found, "queued")) == ["owner/name@0", "└─ run-1  first  queued  *"]
+    assert list(tree(LineageResource.model_validate(found | {"has_more": False}), "queued")) == [
+        "owner/name@0",
+        "└─ run-1  first  queued  *",
+    ]
 
 
 GROUP = {
@@ -50,6 +55,7 @@ GROUP = {
     "samples": 4,
     "reward": 0.25,
     "sampled_by": [2, 3],
+    "digest": "0" * 64,
 }
 
 
@@ -63,11 +69,13 @@ def test_a_version_has_a_line_for_what_judged_it_and_for_each_group():
         "version": 4,
         "digest": "sha256:4",
         "base": "models/base",
-        "parent": {"run": "run-0", "name": "sft", "version": 40, "digest": "sha256:0"},
+        "parent": {"run": "run-0", "name": "sft", "version": 40, "digest": f"sha256:{'0' * 64}"},
         "scorers": [SCORER, SCORER | {"section": "reward.changes.0", "from_group": 8}],
+        "has_more": False,
+        "next_after": None,
         "groups": [GROUP, GROUP | {"verdict": "filtered", "reason": "equal", "reward": None, "sampled_by": []}],
     }
-    assert list(version_lines(found)) == [
+    assert list(version_lines(VersionLineageResource.model_validate(found))) == [
         "version 4 of run-1  first  sha256:4",
         "from     models/base, by version 40 of run-0 (sft)",
         "scorer   reward: grader regex  sha256:a",
@@ -76,7 +84,10 @@ def test_a_version_has_a_line_for_what_judged_it_and_for_each_group():
         f"step 3  group 7  row 5  filtered (equal)  4 samples given  '{'x' * 60}…'",
     ]
     plain = found | {"digest": None, "parent": None, "scorers": [], "groups": []}
-    assert list(version_lines(plain)) == ["version 4 of run-1  first  not published", "from     models/base"]
+    assert list(version_lines(VersionLineageResource.model_validate(plain))) == [
+        "version 4 of run-1  first  not published",
+        "from     models/base",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from gradbus.client import Client
 from gradbus.client.answers import checked
 from gradbus.errors import ApiError, SpecError, StackError
 from gradbus.ids import digest_of
+from gradbus.resources.runs import RunResource
 
 
 @pytest.mark.parametrize("value", ["\ud800", float("nan"), 10**400])
@@ -34,17 +35,30 @@ def test_a_gateway_that_cannot_answer_now_says_why(answer, message, code):
         checked(httpx2.Response(code, request=httpx2.Request("GET", "http://there"), **answer))
 
 
+RUN_ID = "run-000000000001-aaaaaa"
+SPEC = {"name": "sums", "model": {"path": "m"}, "data": {"train": "t"}, "reward": {"service": "grpc://there:1"}, "schedule": {"steps": 1}}
+
+
+def run(state):
+    given = {"id": RUN_ID, "name": "sums", "kind": "rl", "state": state, "desired": "running", "steps": 1, "progress": {}}
+    return RunResource.model_validate(given | {"created_at": None, "spec": SPEC}).model_dump_json()
+
+
+def event(number):
+    return {"id": number, "type": "metrics", "level": "info", "message": "", "data": {}, "created_at": "2026-01-01T00:00:00Z"}
+
+
 class Gateway(BaseHTTPRequestHandler):
     """Has a run that is over, with three events; closes a stream after the first."""
 
     def do_GET(self):
-        events = [{"id": number, "type": "metrics"} for number in (1, 2, 3)]
+        events = [event(number) for number in (1, 2, 3)]
         if "text/event-stream" in self.headers["Accept"]:
             self._send("text/event-stream", f"id: 1\nevent: metrics\ndata: {json.dumps(events[0])}\n\n")
         elif "after=1" in self.path:
             self._send("application/json", json.dumps({"data": events[1:], "has_more": False}))
         else:
-            self._send("application/json", json.dumps({"state": "succeeded"}))
+            self._send("application/json", run("succeeded"))
 
     def _send(self, kind, body):
         self.send_response(200)
@@ -68,7 +82,7 @@ class ClosingGateway(Gateway):
         elif "/events" in self.path:
             self._send("application/json", json.dumps({"data": [], "has_more": False}))
         else:
-            self._send("application/json", json.dumps({"state": "running" if self.streams < 10 else "succeeded"}))
+            self._send("application/json", run("running" if self.streams < 10 else "succeeded"))
 
 
 def test_streams_that_end_at_once_are_opened_again_after_a_growing_pause(monkeypatch):
@@ -77,7 +91,7 @@ def test_streams_that_end_at_once_are_opened_again_after_a_growing_pause(monkeyp
     with ThreadingHTTPServer(("127.0.0.1", 0), ClosingGateway) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with Client(f"http://127.0.0.1:{server.server_port}", "key") as client:
-            assert list(client.follow_events("run-1")) == []
+            assert list(client.stream(RUN_ID)) == []
         server.shutdown()
     assert pauses == [0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0, 5.0, 5.0]
 
@@ -86,7 +100,7 @@ def test_events_behind_the_end_of_a_stream_that_was_closed_early_are_read_too():
     with ThreadingHTTPServer(("127.0.0.1", 0), Gateway) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with Client(f"http://127.0.0.1:{server.server_port}", "key") as client:
-            assert [event["id"] for event in client.follow_events("run-1")] == [1, 2, 3]
+            assert [event.id for event in client.stream(RUN_ID)] == [1, 2, 3]
         server.shutdown()
 
 
@@ -99,7 +113,8 @@ class DeletingGateway(Gateway):
         if "/export" in self.path:
             type(self).exports += 1
             files = [{"name": "model.safetensors", "id": digest_of(str(self.exports).encode())}]
-            self._send("application/json", json.dumps({"version": self.exports, "files": files, "merge": None}))
+            plan = {"run_id": RUN_ID, "version": self.exports, "final": False, "digest": "", "files": files}
+            self._send("application/json", json.dumps(plan))
         elif self.exports < self.kept:
             self.send_error(404)
         else:
@@ -113,10 +128,10 @@ def test_an_export_whose_version_is_deleted_begins_again_with_the_newest(tmp_pat
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with Client(f"http://127.0.0.1:{server.server_port}", "key") as client:
             if kept == 3:
-                assert client.export("run-1", tmp_path, version)["version"] == 3
+                assert client.export(RUN_ID, tmp_path, version).version == 3
                 assert (tmp_path / "model.safetensors").read_text() == "3"
             else:
                 with pytest.raises(ApiError, match="404"):
-                    client.export("run-1", tmp_path, version)
+                    client.export(RUN_ID, tmp_path, version)
         server.shutdown()
     assert gateway.exports == exports

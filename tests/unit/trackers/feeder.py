@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+from gradbus.resources.runs import EventResource
 from gradbus.trackers import TrackedRun, feed, open_sink
 
 SPEC = {"name": "sums", "schedule": {"steps": 9}, "trainer": {"learning_rate": 1e-3}, "data": {"columns": {"pass@1": "x"}}}
@@ -16,12 +17,12 @@ class Recorded:
     """A history that has ended."""
 
     def __init__(self, events):
-        self.events = events
+        self._events = list(map(EventResource.model_validate, events))
 
-    def all_events(self, run_id, after=0):
-        return (event for event in self.events if event["id"] > after)
+    def events(self, run, after=0):
+        return (event for event in self._events if event.id > after)
 
-    follow_events = all_events
+    stream = events
 
 
 class Dying:

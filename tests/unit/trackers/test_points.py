@@ -1,11 +1,12 @@
 """Points from events."""
 
+from gradbus.resources.runs import EventResource
 from gradbus.trackers import PointReader
 from gradbus.trackers.points import EVENT
 
 
 def event(number, type_="metrics", **data):
-    return {"id": number, "type": type_, "data": data, "created_at": "2026-11-27T03:00:00+00:00"}
+    return EventResource(id=number, type=type_, level="info", message="", data=data, created_at="2026-11-27T03:00:00+00:00")
 
 
 def test_numbers_are_named_by_their_path_and_nothing_else_is_a_value():

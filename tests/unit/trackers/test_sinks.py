@@ -32,7 +32,7 @@ def happened():
 
 
 EVENTS = [
-    {"id": FIRST + 3 * at, "type": type_, "data": data, "created_at": f"2026-11-27T03:00:{at:02d}+00:00"}
+    {"id": FIRST + 3 * at, "type": type_, "level": "info", "message": "", "data": data, "created_at": f"2026-11-27T03:00:{at:02d}+00:00"}
     for at, (type_, data) in enumerate(happened())
 ]
 REWARDS = {step: step / 8 for step in range(35)}

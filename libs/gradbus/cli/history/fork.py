@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gradbus.cli.options import RunId, State, connect, find_run, taking
+from gradbus.cli.options import RunId, State, connect, taking
 from gradbus.cli.output import JsonLines
 from gradbus.cli.runs import Submitting
 
@@ -36,7 +36,7 @@ def fork(options: ForkOptions) -> None:
 
     submitting = Submitting(options.follow, options.dry_run, options.state, options.as_json)
     with connect(options.state) as client:
-        fork_of: dict[str, Any] = {"run": find_run(client, options.run_id)["id"]}
+        fork_of: dict[str, Any] = {"run": client.find(options.run_id).id}
         if options.at is not None:
             fork_of["version"] = options.at
         submitting.submit(client, {**with_overrides({}, options.changes or ()), "fork_of": fork_of}, Path.cwd())

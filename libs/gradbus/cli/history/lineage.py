@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from gradbus.cli.format import number
-from gradbus.cli.options import State, connect, find_run
+from gradbus.cli.options import State, connect
 from gradbus.cli.output import AsJson, print_json, print_notice, printable
 from gradbus.errors import SettingsError
 
 if TYPE_CHECKING:
     from gradbus.client import Client
+    from gradbus.resources.lineage import LineageResource, RelatedRun
+    from gradbus.resources.version_lineage import TrainedGroup, VersionLineageResource
 
 _INDENT: Final = "   "
 _VERBS: Final = {"reward_model": "scored by", "teacher": "taught by"}
@@ -37,68 +39,73 @@ def lineage(
     with connect(state) as client:
         if at:
             asked = {"limit": limit} | ({} if step is None else {"step": step})
-            _show_version(client.version_lineage(find_run(client, given)["id"], int(version), **asked), as_json)
+            _show_version(client.version_lineage(given, int(version), **asked), as_json)
         else:
             _show_run(client, given, limit, as_json)
 
 
 def _show_run(client: Client, given: str, limit: int, as_json: bool) -> None:
-    run = find_run(client, given)
-    found = client.lineage(run["id"], limit)
+    from gradbus.client import document
+
+    run = client.find(given)
+    found = client.lineage(run.id, limit)
     if as_json:
-        print_json(found)
+        print_json(document(found))
         return
-    for line in tree(found, run["state"]):
+    for line in tree(found, run.state):
         typer.echo(printable(line))
-    if found["has_more"]:
+    if found.has_more:
         print_notice("there are more runs that start from it; raise --limit to see them")
 
 
-def _show_version(found: dict[str, Any], as_json: bool) -> None:
+def _show_version(found: VersionLineageResource, as_json: bool) -> None:
+    from gradbus.client import document
+
     if as_json:
-        print_json(found)
+        print_json(document(found))
         return
     for line in version_lines(found):
         typer.echo(printable(line))
-    if found["has_more"]:
+    if found.has_more:
         print_notice("there are more groups; raise --limit, or select those of one step by --step")
 
 
-def tree(found: dict[str, Any], state: str) -> Iterator[str]:
+def tree(found: LineageResource, state: str) -> Iterator[str]:
     """The lines of a lineage: the first run's model, then each run below the one that it starts from."""
-    yield found["base"]
+    yield found.base
     taken, depth = "", 0
-    for run in found["ancestors"]:
-        yield _line(depth, run["id"], run["name"], run["state"], taken)
-        taken, depth = f"  from version {run['version']}", depth + 1
-    yield _line(depth, found["run_id"], found["name"], state, taken) + "  *"
+    for run in found.ancestors:
+        yield _line(depth, run.id, run.name, run.state, taken)
+        taken, depth = f"  from version {run.version}", depth + 1
+    yield _line(depth, found.run_id, found.name, state, taken) + "  *"
+    of_role: dict[str, list[RelatedRun]] = {"reward_model": found.reward_model, "teacher": found.teacher}
     for role, verb in _VERBS.items():
-        for run in found[role][-1:]:
-            yield f"{_INDENT * (depth + 1)}{verb} version {run['version']} of {run['id']}  {run['name']}  {run['state']}"
-    for run in found["children"]:
-        verb = _VERBS.get(run["role"], "from")
-        yield _line(depth + 1, run["id"], run["name"], run["state"], f"  {verb} version {run['version']}")
+        for run in of_role[role][-1:]:
+            yield f"{_INDENT * (depth + 1)}{verb} version {run.version} of {run.id}  {run.name}  {run.state}"
+    for run in found.children:
+        verb = _VERBS.get(run.role, "from")
+        yield _line(depth + 1, run.id, run.name, run.state, f"  {verb} version {run.version}")
 
 
-def version_lines(found: dict[str, Any]) -> Iterator[str]:
+def version_lines(found: VersionLineageResource) -> Iterator[str]:
     """The lines of a version's lineage: what it is and begins with, what judged its samples, and a line for each group."""
-    yield f"version {found['version']} of {found['run_id']}  {found['name']}  {found['digest'] or 'not published'}"
-    parent = found["parent"]
-    yield f"from     {found['base']}" + (f", by version {parent['version']} of {parent['run']} ({parent['name']})" if parent else "")
-    for scorer in found["scorers"]:
-        since = f" from group {scorer['from_group']} on" if scorer["from_group"] else ""
-        yield f"scorer   {scorer['section']}: {scorer['kind']} {scorer['name']}{since}  {scorer['version']}"
-    for group in found["groups"]:
+    yield f"version {found.version} of {found.run_id}  {found.name}  {found.digest or 'not published'}"
+    parent = found.parent
+    yield f"from     {found.base}" + (f", by version {parent.version} of {parent.run} ({parent.name})" if parent else "")
+    for scorer in found.scorers:
+        since = f" from group {scorer.from_group} on" if scorer.from_group else ""
+        yield f"scorer   {scorer.section}: {scorer.kind} {scorer.name}{since}  {scorer.version}"
+    for group in found.groups:
         yield _group_line(group)
 
 
-def _group_line(group: dict[str, Any]) -> str:
-    sampled = f"by {', '.join(map(str, group['sampled_by']))}" if group["sampled_by"] else "given"
-    reward = "" if group["reward"] is None else f"  reward {number(group['reward'])}"
-    shown = group["prompt"][:_PROMPT_CHARACTERS] + ("…" if len(group["prompt"]) > _PROMPT_CHARACTERS else "")
-    reason = f" ({group['reason']})" if group["reason"] else ""
-    left = f"step {group['step']}  group {group['index']}  row {group['row_index']}  {group['verdict']}{reason}"
-    return f"{left}  {group['samples']} samples {sampled}{reward}  {shown!r}"
+def _group_line(group: TrainedGroup) -> str:
+    sampled = f"by {', '.join(map(str, group.sampled_by))}" if group.sampled_by else "given"
+    reward = "" if group.reward is None else f"  reward {number(group.reward)}"
+    shown = group.prompt[:_PROMPT_CHARACTERS] + ("…" if len(group.prompt) > _PROMPT_CHARACTERS else "")
+    reason = f" ({group.reason})" if group.reason else ""
+    left = f"step {group.step}  group {group.index}  row {group.row_index}  {group.verdict}{reason}"
+    return f"{left}  {group.samples} samples {sampled}{reward}  {shown!r}"
 
 
 def _line(depth: int, run_id: str, name: str, state: str, taken: str) -> str:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
-from gradbus.cli.options import RunId, State, connect, find_run
+from gradbus.cli.options import RunId, State, connect
 from gradbus.cli.output import AsJson, print_json, printable
 from gradbus.errors import StackError
 
 if TYPE_CHECKING:
     from gradbus.client import Client
     from gradbus.plan.loop import Advice, Bottleneck, Loop, LoopTimes, Pace
+    from gradbus.resources.runs import EventResource, RunResource
 
 _STEPS: Final = 50
 """Newest steps that are averaged."""
@@ -34,68 +34,65 @@ def advise(run_id: RunId, as_json: AsJson = False, state: State = None) -> None:
     from gradbus.plan.loop import advise, bottleneck, times_of
 
     with connect(state) as client:
-        run = client.run(find_run(client, run_id)["id"])
+        run = client.run(run_id)
         loop, pace = observe(client, run)
     times = times_of(loop, pace)
     limit, advice = bottleneck(loop, times), list(advise(loop, times))
     if as_json:
-        print_json(_document(run["id"], pace, times, loop, advice) | {"limit": limit})
+        print_json(_document(run.id, pace, times, loop, advice) | {"limit": limit})
         return
     for line in _lines(pace, loop, limit, advice):
         typer.echo(printable(line))
 
 
-def observe(client: Client, run: dict[str, Any]) -> tuple[Loop, Pace]:
+def observe(client: Client, run: RunResource) -> tuple[Loop, Pace]:
     """A run's loop with the lengths of its newest responses, and its pace. Raises StackError for a run of which too little can be seen."""
     from gradbus.plan.loop import Loop
-    from gradbus.spec import RunSpec
 
-    spec = RunSpec.model_validate(run["spec"])
-    if spec.trains_given:
+    if run.spec.trains_given:
         raise StackError("the run samples nothing, so no rollout could make it faster; see `gradbus plan` for its trainer")
-    steps = _newest_steps(client, run["id"])
+    steps = _newest_steps(client, run.id)
     pace = _pace(run, steps)
-    return Loop.of(spec, _lengths(client, run["id"], steps), run["progress"]["workers"]), pace
+    return Loop.of(run.spec, _lengths(client, run.id, steps), run.progress.workers), pace
 
 
-def _newest_steps(client: Client, run_id: str) -> list[dict[str, Any]]:
+def _newest_steps(client: Client, run_id: str) -> list[EventResource]:
     """Events of the newest steps that one trainer made without a pause between them."""
-    steps: list[dict[str, Any]] = []
-    for event in client.all_events(run_id):
-        if event["type"] == "metrics":
+    steps: list[EventResource] = []
+    for event in client.events(run_id):
+        if event.type == "metrics":
             steps = [*steps[-_STEPS:], event]
-        elif event["type"] in {"state", "learner"}:
+        elif event.type in {"state", "learner"}:
             steps = []  # a pause, a restart: the time between two steps is no step
     return steps
 
 
-def _pace(run: dict[str, Any], steps: Sequence[dict[str, Any]]) -> Pace:
+def _pace(run: RunResource, steps: Sequence[EventResource]) -> Pace:
     """Raises StackError while there is too little to see."""
     from gradbus.plan.loop import Pace
 
-    if run["state"] != "running" or len(steps) <= _FEWEST or not run["progress"]["workers"]:
+    if run.state != "running" or len(steps) <= _FEWEST or not run.progress.workers:
         raise StackError(
-            f"the run is {run['state']} and has made {max(0, len(steps) - 1)} steps in a row; advice needs a running run, its rollouts and "
+            f"the run is {run.state} and has made {max(0, len(steps) - 1)} steps in a row; advice needs a running run, its rollouts and "
             f"at least {_FEWEST} steps: ask again later"
         )
-    if not run["progress"]["shares"].get("generate"):
+    if not run.progress.shares.get("generate"):
         raise StackError("the rollouts of the run have not yet measured how long they sample; ask again in some seconds")
-    first, last = (datetime.fromisoformat(steps[at]["created_at"]) for at in (0, -1))
-    seconds = (last - first).total_seconds() / (len(steps) - 1)
-    waited = sum(step["data"]["seconds"]["wait"] for step in steps[1:]) / (len(steps) - 1)
-    shares, free = run["progress"]["shares"], run["spec"]["schedule"]["mode"] == "free"
+    seconds = (steps[-1].created_at - steps[0].created_at).total_seconds() / (len(steps) - 1)
+    waited = sum(step.data["seconds"]["wait"] for step in steps[1:]) / (len(steps) - 1)
+    shares, free = run.progress.shares, run.spec.schedule.mode == "free"
     # In a `free` schedule samples are in flight while a version is loaded, so that the time counts as that of sampling.
     return Pace(seconds, shares.get("generate", 0.0), min(1.0, waited / seconds), 0.0 if free else shares.get("load", 0.0))
 
 
-def _lengths(client: Client, run_id: str, steps: Sequence[dict[str, Any]]) -> list[tuple[int, ...]]:
+def _lengths(client: Client, run_id: str, steps: Sequence[EventResource]) -> list[tuple[int, ...]]:
     """Tokens of responses of the newest steps, by group."""
-    since = int(datetime.fromisoformat(steps[-_FEWEST]["created_at"]).timestamp() * 1000)
+    since = int(steps[-_FEWEST].created_at.timestamp() * 1000)
     found: dict[int, list[int]] = {}
-    page = client.samples(run_id, after=f"{since}-0.0", limit=_SAMPLES)
-    for sample in page["data"]:
-        found.setdefault(sample["index"], []).append(sample["token_count"])
-    if page["has_more"] and len(found) > 1:
+    page = client.samples_page(run_id, after=f"{since}-0.0", limit=_SAMPLES)
+    for sample in page.data:
+        found.setdefault(sample.index, []).append(sample.token_count)
+    if page.has_more and len(found) > 1:
         found.popitem()  # the page may end within it
     if not found:
         raise StackError("no group has entered the log in the last steps; ask again while the run samples")

@@ -13,7 +13,7 @@ from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
 
 from gradbus.bus import Event, EventLog
 from gradbus_gateway.events.pacer import Pacer
-from gradbus_gateway.resources.runs import EventResource
+from gradbus_gateway.resources.runs import event_resource
 
 _HEARTBEAT_SECONDS: Final = 15.0
 _RECENT_BYTES: Final = 1 << 20
@@ -144,4 +144,4 @@ def _batch(events: list[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
 
 
 def _encoded(event: Event) -> bytes:
-    return format_sse_event(data_str=EventResource.of(event).model_dump_json(), event=event.type, id=str(event.sequence))
+    return format_sse_event(data_str=event_resource(event).model_dump_json(), event=event.type, id=str(event.sequence))

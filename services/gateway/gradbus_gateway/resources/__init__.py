@@ -1,1 +1,1 @@
-"""JSON resources: the response bodies of the REST interface, and so the schemas of the OpenAPI document."""
+"""What the REST interface answers, made of what the bus, the log and the stores hold. The models are in `gradbus.resources`."""

@@ -13,9 +13,9 @@ from gradbus.datasets.row_file import RowFile
 from gradbus.datasets.stored import open_rows
 from gradbus.errors import CorruptRecordError, DiskError, ObjectMissingError, StorageError
 from gradbus.objects import ObjectStore
+from gradbus.resources.samples import SampleResource
 from gradbus.spec import DataSpec
 from gradbus.telemetry import get_logger
-from gradbus_gateway.resources.samples import SampleResource
 
 _log = get_logger(__name__)
 _MOST_OPEN: Final = 8

@@ -1,105 +1,48 @@
-"""What happened in a sample's environment."""
+"""What happened in a sample's environment, as the log has it."""
 
 from __future__ import annotations
 
-from typing import Self
-
-from pydantic import BaseModel, Field
-
-from gradbus.v1.episode_pb2 import CallStatus, EndReason, Episode, Turn
+from gradbus.resources.episodes import CallResource, EpisodeResource, MessageResource, TurnResource
+from gradbus.v1.episode_pb2 import CallStatus, EndReason, Episode, ToolCall, Turn
 from gradbus_gateway.resources.public_text import enum_word, public_text
 
 
-class MessageResource(BaseModel):
-    """A message of a conversation."""
-
-    role: str
-    content: str
-    call_id: str = Field("", description="Of a tool's result: the call that it answers.")
-    name: str = Field("", description="Of a tool's result: the tool.")
-
-
-class CallResource(BaseModel):
-    """A tool call of the policy."""
-
-    call_id: str
-    name: str
-    arguments: str = Field(description="As the policy drew it; of a malformed call its whole text.")
-    status: str = Field(description="`ok`, `malformed` or `unknown_tool`.")
-
-
-class TurnResource(BaseModel):
-    """A turn of the policy, and what the environment answered."""
-
-    sequence: int = Field(0, description="In which of the sample's sequences its tokens are: 0 is its own, k its k-th fork.")
-    start: int = Field(description="Its first token, counted in the sequence's response tokens.")
-    end: int = Field(description="One past its last token.")
-    finish: str
-    stop_text: str = Field("", description="The agent's stop text at which it ended; it is not in `text`, and its tokens are the turn's.")
-    after_turn: int | None = Field(
-        None, description="Of the first turn of a sequence that goes on without the thinking so far: from which turn, counted from 0."
+def episode_resource(episode: Episode) -> EpisodeResource:
+    """The episode of a log entry."""
+    return EpisodeResource(
+        end_reason=enum_word(EndReason.Name(episode.end_reason), "END_REASON_"),
+        reason=public_text(episode.outcome.reason),
+        attempt=episode.attempt,
+        environment_digest=episode.environment_digest,
+        turns=[turn_resource(turn) for turn in episode.turns],
     )
-    text: str = Field(description="Decoded, without its calls.")
-    calls: list[CallResource]
-    messages: list[MessageResource] = Field(description="The environment's answer.")
-    reward: float | None = Field(description="Null if the environment gave none for this turn.")
-
-    @classmethod
-    def of(cls, turn: Turn) -> Self:
-        """The turn of a log entry."""
-        calls = [
-            CallResource(
-                call_id=call.call_id,
-                name=call.name,
-                arguments=call.arguments_json,
-                status=enum_word(CallStatus.Name(call.status), "CALL_STATUS_"),
-            )
-            for call in turn.calls
-        ]
-        messages = [
-            MessageResource(role=message.role, content=message.content, call_id=message.call_id, name=message.name)
-            for message in turn.messages
-        ]
-        reward = turn.reward if turn.HasField("reward") else None
-        return cls(
-            sequence=turn.sequence,
-            start=turn.start,
-            end=turn.end,
-            finish=turn.finish,
-            stop_text=turn.stop_text,
-            after_turn=turn.after_turn if turn.HasField("after_turn") else None,
-            text=turn.text,
-            calls=calls,
-            messages=messages,
-            reward=reward,
-        )
 
 
-class EpisodeResource(BaseModel):
-    """The life of a sample in its environment."""
-
-    end_reason: str = Field(
-        description="`answered`, `environment_done`, `max_turns`, `max_tokens`, `context`, `invalid_calls`, `length`, or `failed`: then "
-        "the sample is masked, and `reason` says why."
+def turn_resource(turn: Turn) -> TurnResource:
+    """The turn of a log entry."""
+    messages = [
+        MessageResource(role=message.role, content=message.content, call_id=message.call_id, name=message.name) for message in turn.messages
+    ]
+    return TurnResource(
+        sequence=turn.sequence,
+        start=turn.start,
+        end=turn.end,
+        finish=turn.finish,
+        stop_text=turn.stop_text,
+        after_turn=turn.after_turn if turn.HasField("after_turn") else None,
+        text=turn.text,
+        calls=[_call(call) for call in turn.calls],
+        messages=messages,
+        reward=turn.reward if turn.HasField("reward") else None,
     )
-    reason: str
-    attempt: int = Field(description="Attempts before this one failed for a fault of the environment.")
-    environment_digest: str
-    turns: list[TurnResource]
 
-    @classmethod
-    def of(cls, episode: Episode) -> Self:
-        """The episode of a log entry."""
-        return cls(
-            end_reason=enum_word(EndReason.Name(episode.end_reason), "END_REASON_"),
-            reason=public_text(episode.outcome.reason),
-            attempt=episode.attempt,
-            environment_digest=episode.environment_digest,
-            turns=[TurnResource.of(turn) for turn in episode.turns],
-        )
 
-    @property
-    def characters(self) -> int:
-        """Size of its texts."""
-        said = sum(len(message.content) for turn in self.turns for message in turn.messages)
-        return said + sum(len(turn.text) + sum(len(call.arguments) for call in turn.calls) for turn in self.turns)
+def characters(episode: EpisodeResource) -> int:
+    """Size of its texts."""
+    said = sum(len(message.content) for turn in episode.turns for message in turn.messages)
+    return said + sum(len(turn.text) + sum(len(call.arguments) for call in turn.calls) for turn in episode.turns)
+
+
+def _call(call: ToolCall) -> CallResource:
+    status = enum_word(CallStatus.Name(call.status), "CALL_STATUS_")
+    return CallResource(call_id=call.call_id, name=call.name, arguments=call.arguments_json, status=status)

@@ -9,13 +9,13 @@ from functools import cached_property
 from gradbus.algorithms import algorithm_of
 from gradbus.experience.stream_ids import StreamId
 from gradbus.formats.tokens import token_count, unpack_ids, unpack_logprobs
+from gradbus.resources.samples import SampleResource, SampleTokens, SequenceTokens, SpanResource
 from gradbus.spec import PAIR_KINDS, Kind, RunSpec
 from gradbus.v1.group_pb2 import VERDICT_TRAIN, Group, LogEntry, Verdict
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK, RewardStatus, SampleReward
 from gradbus.v1.sample_pb2 import SPAN_KIND_UNSPECIFIED, FinishReason, Fork, Sample, Span, SpanKind
-from gradbus_gateway.resources.episodes import EpisodeResource
+from gradbus_gateway.resources.episodes import episode_resource
 from gradbus_gateway.resources.public_text import enum_word, public_text
-from gradbus_gateway.resources.samples import SampleResource, SampleTokens, SequenceTokens, SpanResource
 
 
 class LoggedGroup:
@@ -93,7 +93,7 @@ class LoggedGroup:
             admitted_at=self.admitted_at,
             trace_id=group.traceparent[3:35],
             token_count=sum(token_count(part.token_ids) for part in sequences(sample)),
-            episode=EpisodeResource.of(sample.episode) if sample.HasField("episode") else None,
+            episode=episode_resource(sample.episode) if sample.HasField("episode") else None,
             tokens=self._tokens(at, sample) if with_tokens else None,
         )
 

@@ -9,12 +9,14 @@ from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import StreamingResponse
 
 from gradbus.bus import EventLog
+from gradbus.resources.page import Page
+from gradbus.resources.runs import EventResource
 from gradbus_gateway.events.revocation import while_allowed
 from gradbus_gateway.http.description import problems
 from gradbus_gateway.http.request_limits import admission_of
 from gradbus_gateway.http.strict_query import StrictQueryRoute
-from gradbus_gateway.resources.page import INT64_END, Limit, Page
-from gradbus_gateway.resources.runs import EventResource
+from gradbus_gateway.resources.page import INT64_END, Limit
+from gradbus_gateway.resources.runs import event_resource
 from gradbus_gateway.routes.authentication import LIST, READ, may_still_read
 from gradbus_gateway.routes.dependencies import GatewayDep
 
@@ -47,4 +49,4 @@ async def list_events(
         stream = while_allowed(events, partial(may_still_read, request))
         return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
     found = await EventLog(gateway.bus, run_id).read(after, limit + 1)
-    return Page[EventResource].of([(str(event.sequence), EventResource.of(event)) for event in found], limit)
+    return Page[EventResource].of([(str(event.sequence), event_resource(event)) for event in found], limit)

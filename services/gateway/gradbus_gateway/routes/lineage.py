@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from fastapi import APIRouter
 
+from gradbus.resources.lineage import LineageResource, RelatedRun, Role
 from gradbus.spec import ModelSpec
 from gradbus_gateway.http.description import problems
 from gradbus_gateway.http.strict_query import StrictQueryRoute
-from gradbus_gateway.resources.lineage import LineageResource, RelatedRun, Role
+from gradbus_gateway.resources.lineage import ancestor, child
 from gradbus_gateway.resources.page import Limit
 from gradbus_gateway.routes.authentication import LIST, READ
 from gradbus_gateway.routes.dependencies import Gateway, GatewayDep
@@ -39,7 +40,7 @@ async def get_lineage(run_id: str, gateway: GatewayDep, limit: Limit = 100) -> L
 def _ancestors(gateway: Gateway, role: Role, model: ModelSpec | None) -> list[RelatedRun]:
     """Oldest first."""
     found = model.lineage.ancestors if model and model.lineage else ()
-    return [RelatedRun.ancestor(role, one, gateway.run_list.find(one.run)) for one in reversed(found)]
+    return [ancestor(role, one, gateway.run_list.find(one.run)) for one in reversed(found)]
 
 
 def _children(gateway: Gateway, parent_id: str, run_id: str) -> Iterator[RelatedRun]:
@@ -51,4 +52,4 @@ def _children(gateway: Gateway, parent_id: str, run_id: str) -> Iterator[Related
     models: dict[Role, ModelSpec | None] = {"model": spec.model, "reward_model": spec.reward.model, "teacher": spec.teacher}
     for role, model in models.items():
         if model and model.lineage and model.lineage.ancestors[0].run == parent_id:
-            yield RelatedRun.child(role, run, model.lineage.ancestors[0])
+            yield child(role, run, model.lineage.ancestors[0])

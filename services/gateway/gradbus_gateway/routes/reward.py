@@ -7,9 +7,10 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Request
 
 from gradbus.access.api_keys import ApiKeyRecord
+from gradbus.resources.reward import RewardResource
 from gradbus_gateway.http.description import problems
 from gradbus_gateway.http.strict_query import StrictQueryRoute
-from gradbus_gateway.resources.reward import RewardResource
+from gradbus_gateway.resources.reward import reward_resource
 from gradbus_gateway.routes.authentication import READ, WRITE
 from gradbus_gateway.routes.dependencies import Gateway, GatewayDep
 
@@ -47,4 +48,4 @@ async def put_reward(run_id: str, request: Request, gateway: GatewayDep, key: An
 
 async def _resource(gateway: Gateway, run_id: str) -> RewardResource:
     run = await gateway.runs.get(run_id)
-    return RewardResource.of(run_id, run.record.spec, *await gateway.runs.scorers(run_id))
+    return reward_resource(run_id, run.record.spec, *await gateway.runs.scorers(run_id))

@@ -7,11 +7,13 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Header, Request, Response
 
 from gradbus.access.api_keys import ApiKeyRecord
+from gradbus.resources.page import Page
+from gradbus.resources.runs import RunResource, RunSummary
 from gradbus_gateway.http.description import problems
 from gradbus_gateway.http.strict_query import StrictQueryRoute
 from gradbus_gateway.intake.submission import SPEC_BODY, Submission
-from gradbus_gateway.resources.page import Limit, Page
-from gradbus_gateway.resources.runs import RunResource, RunSummary
+from gradbus_gateway.resources.page import Limit
+from gradbus_gateway.resources.runs import run_resource, run_summary
 from gradbus_gateway.routes.authentication import LIST, READ, WRITE
 from gradbus_gateway.routes.dependencies import GatewayDep
 
@@ -37,38 +39,38 @@ async def post_run(
     body = await gateway.intake.read(request, key.id)
     run = await gateway.intake.submit(Submission(body, key.id, idempotency_key))
     response.headers["Location"] = f"/v1/runs/{run.run_id}"
-    return RunResource.full(run)
+    return run_resource(run)
 
 
 @router.get("", dependencies=[READ, LIST], summary="List runs")
 async def list_runs(gateway: GatewayDep, after: str = "", limit: Limit = 20) -> Page[RunSummary]:
     """Newest first."""
     found = await gateway.run_list.page(after, limit + 1)
-    return Page[RunSummary].of([(run.run_id, RunSummary.of(run)) for run in found], limit)
+    return Page[RunSummary].of([(run.run_id, run_summary(run)) for run in found], limit)
 
 
 @router.get("/{run_id}", dependencies=[READ], summary="Show a run", responses=problems(404, 500))
 async def get_run(run_id: str, gateway: GatewayDep) -> RunResource:
     """State, progress and spec."""
-    return RunResource.full(await gateway.runs.get(run_id))
+    return run_resource(await gateway.runs.get(run_id))
 
 
 @router.post("/{run_id}/cancel", dependencies=[WRITE], summary="Cancel a run", responses=_OF_AN_ACTION)
 async def cancel_run(run_id: str, gateway: GatewayDep) -> RunResource:
     """A cancelled run cannot be resumed; its versions and checkpoints are kept. Cancelling twice is no error."""
-    return RunResource.full(await gateway.runs.request(run_id, "cancel"))
+    return run_resource(await gateway.runs.request(run_id, "cancel"))
 
 
 @router.post("/{run_id}/pause", dependencies=[WRITE], summary="Pause a run", responses=_OF_AN_ACTION)
 async def pause_run(run_id: str, gateway: GatewayDep) -> RunResource:
     """Training stops within two steps."""
-    return RunResource.full(await gateway.runs.request(run_id, "pause"))
+    return run_resource(await gateway.runs.request(run_id, "pause"))
 
 
 @router.post("/{run_id}/resume", dependencies=[WRITE], summary="Resume a paused run", responses=_OF_AN_ACTION)
 async def resume_run(run_id: str, gateway: GatewayDep) -> RunResource:
     """The run continues where it stopped."""
-    return RunResource.full(await gateway.runs.request(run_id, "resume"))
+    return run_resource(await gateway.runs.request(run_id, "resume"))
 
 
 @router.delete("/{run_id}", dependencies=[WRITE], status_code=204, summary="Delete a finished run", responses=_OF_AN_ACTION)

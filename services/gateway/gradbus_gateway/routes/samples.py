@@ -13,6 +13,8 @@ from google.protobuf.message import DecodeError
 from gradbus.experience import StoredEntry
 from gradbus.experience.reader import read_experience
 from gradbus.experience.stream_ids import START, StreamId
+from gradbus.resources.page import Page
+from gradbus.resources.samples import SampleResource
 from gradbus.spec import RunSpec, ScheduleSpec
 from gradbus.telemetry import get_logger
 from gradbus.v1.group_pb2 import LogEntry
@@ -21,9 +23,9 @@ from gradbus_gateway.http.problems import ProblemError
 from gradbus_gateway.http.strict_query import StrictQueryRoute
 from gradbus_gateway.resources.dataset_rows import add_item
 from gradbus_gateway.resources.logged_group import LoggedGroup, admission_time
-from gradbus_gateway.resources.page import INT64_END, Limit, Page
+from gradbus_gateway.resources.page import INT64_END, Limit
 from gradbus_gateway.resources.sample_search import SampleSearch
-from gradbus_gateway.resources.samples import SampleResource
+from gradbus_gateway.resources.samples import held_bytes, unreadable_sample
 from gradbus_gateway.routes.authentication import LIST, READ
 from gradbus_gateway.routes.dependencies import Gateway, GatewayDep
 
@@ -104,7 +106,7 @@ async def list_samples(
                 searched = cursor
                 break
             found.append((cursor, sample))
-            held += sample.held_bytes + (add_item(sample, rows) if rows is not None else 0)
+            held += held_bytes(sample) + (add_item(sample, rows) if rows is not None else 0)
             if len(found) > limit or (held > _PAGE_BYTES and len(found) > 1):
                 limit = min(limit, len(found) - 1)
                 break
@@ -124,7 +126,7 @@ def _samples_of(
     stored: StoredEntry, entry: LogEntry | None, spec: RunSpec, selected: SampleFilter, above: int
 ) -> Iterator[tuple[int, SampleResource]]:
     """The selected samples of one entry with a number above `above`; in place of what cannot be read, one that says so."""
-    unreadable = SampleResource.unreadable(stored.stream_id, stored.index, admission_time(stored.stream_id))
+    unreadable = unreadable_sample(stored.stream_id, stored.index, admission_time(stored.stream_id))
     try:
         group = LoggedGroup(stored.stream_id, entry, spec) if entry is not None else None
     except _UNREADABLE as error:

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
 from gradbus.access.api_keys import ApiKeyRecord, Scope
+from gradbus.resources.sign_ins import SignInResource
 from gradbus_gateway.auth.sessions import CODE_SECONDS, SESSION_SECONDS
 from gradbus_gateway.http.problems import ProblemError
 from gradbus_gateway.http.request_limits import admission_of
@@ -18,14 +19,6 @@ from gradbus_gateway.routes.dependencies import GatewayDep
 
 router = APIRouter(prefix="/v1", tags=["web UI"], route_class=StrictQueryRoute)
 browser_router = APIRouter(include_in_schema=False)
-
-
-class SignInResource(BaseModel):
-    """A link that signs a browser in, once."""
-
-    object: Literal["sign_in"] = "sign_in"
-    path: str = Field(description="Path of the link, below the gateway's address.")
-    expires_at: datetime
 
 
 class CallerResource(BaseModel):

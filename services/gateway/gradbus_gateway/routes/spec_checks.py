@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel
 
 from gradbus.access.api_keys import ApiKeyRecord
-from gradbus.spec import RunSpec
+from gradbus.resources.spec_checks import SpecCheckResource
 from gradbus_gateway.http.description import problems
 from gradbus_gateway.http.strict_query import StrictQueryRoute
 from gradbus_gateway.intake.submission import SPEC_BODY
@@ -16,13 +15,6 @@ from gradbus_gateway.routes.authentication import WRITE
 from gradbus_gateway.routes.dependencies import GatewayDep
 
 router = APIRouter(prefix="/v1/spec-checks", tags=["runs"], route_class=StrictQueryRoute)
-
-
-class SpecCheckResource(BaseModel):
-    """A spec that a run can have."""
-
-    object: Literal["spec_check"] = "spec_check"
-    spec: RunSpec
 
 
 @router.post("", summary="Check a run spec", openapi_extra=SPEC_BODY, responses=problems(400))

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from gradbus.experience.reader import read_experience
 from gradbus.experience.steps import step_teller
+from gradbus.resources.version_lineage import TrainedGroup, VersionLineageResource
 from gradbus.run_files.versions import read_digest
 from gradbus.spec import ScheduleSpec
 from gradbus.telemetry import get_logger
@@ -19,7 +20,7 @@ from gradbus_gateway.http.description import problems
 from gradbus_gateway.http.problems import ProblemError
 from gradbus_gateway.http.strict_query import StrictQueryRoute
 from gradbus_gateway.resources.page import INT64_END, Limit
-from gradbus_gateway.resources.version_lineage import ScorerResource, TrainedGroup, VersionLineageResource
+from gradbus_gateway.resources.version_lineage import scorers_of, trained_group
 from gradbus_gateway.routes.authentication import LIST, READ
 from gradbus_gateway.routes.dependencies import Gateway, GatewayDep
 from gradbus_gateway.runs.store import Run
@@ -61,7 +62,7 @@ async def get_version_lineage(
         digest=digest,
         base=spec.model.base,
         parent=spec.model.lineage.ancestors[0] if spec.model.lineage else None,
-        scorers=list(ScorerResource.all_of(spec)),
+        scorers=list(scorers_of(spec)),
         groups=[group for _, group in found[:limit]],
         has_more=has_more,
         next_after=found[limit - 1][0] if has_more else None,
@@ -107,7 +108,7 @@ async def _entries(gateway: Gateway, run_id: str, schedule: ScheduleSpec, steps:
 
 def _group(entry: LogEntry, step: int, digest: str) -> TrainedGroup | None:
     try:
-        return TrainedGroup.of(entry, step, digest)
+        return trained_group(entry, step, digest)
     except (DecodeError, ValueError) as error:
         _log.warning("group_unreadable", index=entry.index, error=f"{type(error).__name__}: {error}")
         return None

@@ -8,13 +8,14 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 
 from gradbus.formats.peft import ADAPTER_FILE, CONFIG_FILE, adapter_config
+from gradbus.resources.page import Page
+from gradbus.resources.versions import ExportFile, ExportMerge, ExportResource, VersionResource
 from gradbus.v1.weight_store_service_pb2 import ListVersionsRequest, ListVersionsResponse
 from gradbus.v1.weights_pb2 import WeightManifest
 from gradbus_gateway.http.description import problems
 from gradbus_gateway.http.problems import ProblemError
 from gradbus_gateway.http.strict_query import StrictQueryRoute
-from gradbus_gateway.resources.page import INT64_END, Limit, Page
-from gradbus_gateway.resources.versions import ExportFile, ExportMerge, ExportResource, VersionResource
+from gradbus_gateway.resources.page import INT64_END, Limit
 from gradbus_gateway.routes.authentication import LIST, READ
 from gradbus_gateway.routes.dependencies import Gateway, GatewayDep
 from gradbus_gateway.runs.store import Run

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Query
 
 from gradbus.control.runs import WorkerPresence
+from gradbus.resources.page import Page
+from gradbus.resources.workers import WorkerResource
 from gradbus_gateway.http.strict_query import StrictQueryRoute
-from gradbus_gateway.resources.page import Limit, Page
+from gradbus_gateway.resources.page import Limit
 from gradbus_gateway.resources.public_text import public_text
 from gradbus_gateway.routes.authentication import LIST, READ
 from gradbus_gateway.routes.dependencies import GatewayDep
 
 router = APIRouter(prefix="/v1/workers", tags=["workers"], dependencies=[READ, LIST], route_class=StrictQueryRoute)
 _TIMEOUT_SECONDS: Final = 5.0
-
-
-class WorkerResource(WorkerPresence):
-    """A live worker."""
-
-    object: Literal["worker"] = "worker"
 
 
 @router.get("", summary="List live workers")

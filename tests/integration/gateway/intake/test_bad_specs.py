@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from gradbus.client import document
 from gradbus.errors import SpecError
 
 CASES = {
@@ -102,7 +103,7 @@ def test_a_metric_that_a_grader_may_give_is_taken(client, spec, tmp_path, grader
 
 
 def test_a_reward_model_is_stored_with_the_run(client, http, spec, tmp_path, local_files):
-    files = client.submit(spec | {"reward": {"model": {"path": "scorer"}}}, tmp_path)["spec"]["reward"]["model"]["files"]
+    files = document(client.submit(spec | {"reward": {"model": {"path": "scorer"}}}, tmp_path))["spec"]["reward"]["model"]["files"]
     for name, digest in files.items():
         assert http.get(f"/v1/files/{digest}").content == (tmp_path / "scorer" / name).read_bytes()
 

@@ -6,6 +6,7 @@ import pyarrow as arrow
 import pytest
 from pyarrow import parquet
 
+from gradbus.client import document
 from gradbus.errors import SpecError
 
 ROWS = [{"prompt": f"{a}+{b}=", "answer": str(a + b), "level": a} for a in range(4) for b in range(4)]
@@ -22,7 +23,7 @@ def data(spec, tmp_path):
 
 
 def stored(client, spec, tmp_path, **data):
-    return client.check({**spec, "data": data}, tmp_path)["spec"]["data"]
+    return document(client.check({**spec, "data": data}, tmp_path))["spec"]["data"]
 
 
 def test_the_same_rows_are_the_same_dataset_in_every_format(client, data, tmp_path, objects):
@@ -33,7 +34,7 @@ def test_the_same_rows_are_the_same_dataset_in_every_format(client, data, tmp_pa
         [16, 16],
         stored(client, data, tmp_path, train="parts")["train"],
     )
-    assert client.check({**data, "data": mixed}, tmp_path)["spec"]["data"] == mixed, "a stored spec can be submitted again"
+    assert document(client.check({**data, "data": mixed}, tmp_path))["spec"]["data"] == mixed, "a stored spec can be submitted again"
 
 
 async def test_names_and_filters_decide_what_is_stored(client, data, tmp_path, objects):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from gradbus.client import document
 from gradbus.errors import SpecError
 
 PAIR = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
@@ -83,7 +84,7 @@ def test_a_fault_names_its_place_and_what_to_do(client, body, tmp_path, case):
 
 @pytest.mark.parametrize("kind", ["dpo", "ipo", "simpo", "orpo", "kto", "reward_model"])
 def test_pairs_and_labels_are_taken_and_a_stored_spec_again(client, http, body, tmp_path, kind):
-    run = client.submit(body(kind, LABELLED if kind == "kto" else PAIR), tmp_path)
+    run = document(client.submit(body(kind, LABELLED if kind == "kto" else PAIR), tmp_path))
     assert run["state"] == "queued"
     again = http.post("/v1/runs", json=run["spec"])
     assert (again.status_code, again.json()["spec"]) == (201, run["spec"])
@@ -93,7 +94,7 @@ def test_rows_beyond_the_first_are_left_to_the_run(client, body, tmp_path):
     given = body("dpo", PAIR)
     late = PAIR | {"chosen": "1" * 61}
     (tmp_path / "given.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [PAIR] * 200 + [late]))
-    assert client.submit(given, tmp_path)["state"] == "queued"
+    assert client.submit(given, tmp_path).state == "queued"
 
 
 def test_a_reward_model_of_a_family_without_one_is_refused(client, body, tmp_path, model_folder):

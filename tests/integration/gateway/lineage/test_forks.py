@@ -2,13 +2,14 @@
 
 import pytest
 
+from gradbus.client import document
 from gradbus.errors import SpecError
 
 
 @pytest.fixture
 def forked(client, submitted, tmp_path):
     """Submits a fork of the submitted run."""
-    return lambda version=None, **changes: client.submit({**changes, "fork_of": fork_of(submitted, version)}, tmp_path)
+    return lambda version=None, **changes: document(client.submit({**changes, "fork_of": fork_of(submitted, version)}, tmp_path))
 
 
 def fork_of(run, version):
@@ -40,11 +41,11 @@ async def test_a_fork_has_the_spec_of_its_run_the_version_as_its_model_and_the_s
 
 
 async def test_the_newest_checkpoint_is_the_default_and_a_name_stands_for_the_newest_run(client, spec, tmp_path, trainer_of):
-    run = client.submit(spec | {"name": "named"}, tmp_path)
+    run = document(client.submit(spec | {"name": "named"}, tmp_path))
     trainer = await trainer_of(run["id"])
     await trainer.commit(1)
     await trainer.commit(3)
-    model = client.submit({"fork_of": {"run": "named"}}, tmp_path)["spec"]["model"]
+    model = document(client.submit({"fork_of": {"run": "named"}}, tmp_path))["spec"]["model"]
     assert (model["run"], model["version"]) == (run["id"], 3)
 
 
@@ -121,14 +122,14 @@ async def test_a_version_that_cannot_be_forked_is_refused_with_those_that_can(cl
     assert refused(1)["fork_of.version"].allowed == '"last", or one of 2'
     await trainer.commit(4)
     assert "no step is left to train" in refused(4)["schedule.steps"].message
-    adapted = client.submit(spec | {"trainer": {"lora": {"rank": 1}}}, tmp_path)
+    adapted = document(client.submit(spec | {"trainer": {"lora": {"rank": 1}}}, tmp_path))
     with pytest.raises(SpecError, match="gradbus export"):
         client.submit({"fork_of": {"run": adapted["id"]}}, tmp_path)
 
 
 async def test_a_fork_is_checked_without_a_run_and_shown_as_a_child(client, trainer, forked, submitted):
     await trainer.commit(2)
-    assert client.check({"fork_of": {"run": submitted["id"]}})["spec"]["schedule"]["steps"] == 2
-    assert client.lineage(submitted["id"])["children"] == []
+    assert document(client.check({"fork_of": {"run": submitted["id"]}}))["spec"]["schedule"]["steps"] == 2
+    assert document(client.lineage(submitted["id"]))["children"] == []
     fork = forked()
-    assert [(one["id"], one["version"]) for one in client.lineage(submitted["id"])["children"]] == [(fork["id"], 2)]
+    assert [(one["id"], one["version"]) for one in document(client.lineage(submitted["id"]))["children"]] == [(fork["id"], 2)]

@@ -9,7 +9,7 @@ import torch
 from gradbus.access.api_keys import new_api_key, write_api_keys
 from gradbus.access.keyring import Keyring
 from gradbus.bus import Buckets
-from gradbus.client import Client
+from gradbus.client import Client, document
 from gradbus.control.condemned import Condemned, CondemnedBlobs, key_of
 from gradbus.errors import SpecError
 from gradbus_gateway.intake.model.run_models import RunModels
@@ -25,7 +25,7 @@ from gradbus_gateway.settings import GatewaySettings, Quotas
 @pytest.fixture
 def chained(client, spec, tmp_path):
     """Submits the spec with the model of a run."""
-    return lambda run, name="child", **model: client.submit(spec | {"name": name, "model": {"run": run, **model}}, tmp_path)
+    return lambda run, name="child", **model: document(client.submit(spec | {"name": name, "model": {"run": run, **model}}, tmp_path))
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ async def test_an_older_checkpoint_is_named_by_its_step(trainer, chained, submit
 
 async def test_a_name_is_the_newest_run_of_that_name(client, spec, tmp_path, trainer_of, chained):
     for content in (2, 4):
-        run = client.submit(spec | {"name": "same-name"}, tmp_path)
+        run = document(client.submit(spec | {"name": "same-name"}, tmp_path))
         await (await trainer_of(run["id"])).commit(content)
     model = chained("same-name")["spec"]["model"]
     assert (model["run"], model["version"]) == (run["id"], 4)
@@ -69,7 +69,7 @@ async def test_a_name_is_the_newest_run_of_that_name(client, spec, tmp_path, tra
 
 async def test_a_name_in_the_form_of_an_id_is_no_substitute_for_a_run_that_is_gone(client, spec, tmp_path, trainer_of, refused):
     taken = "run-0123456789ab-0123ab"
-    await (await trainer_of(client.submit(spec | {"name": taken}, tmp_path)["id"])).commit(2)
+    await (await trainer_of(client.submit(spec | {"name": taken}, tmp_path).id)).commit(2)
     assert (refused(taken).path, refused(taken).message) == ("model.run", "there is no such run")
 
 
@@ -81,7 +81,7 @@ async def test_what_cannot_be_used_is_refused_with_its_field(client, spec, tmp_p
     await trainer.commit(2)
     fault = refused(submitted["id"], version=1)
     assert (fault.path, fault.given, fault.allowed) == ("model.version", "1", '"last", or one of 2')
-    adapted = client.submit(spec | {"trainer": {"lora": {"rank": 1}}}, tmp_path)
+    adapted = document(client.submit(spec | {"trainer": {"lora": {"rank": 1}}}, tmp_path))
     fault = refused(adapted["id"])
     assert (fault.path, f"gradbus export {adapted['id']}" in fault.allowed) == ("model.run", True)
 
@@ -91,7 +91,7 @@ async def ranks(client, spec, tmp_path, trainer_of):
     """A run of kind reward_model with a checkpoint."""
     (tmp_path / "pairs.jsonl").write_text('{"prompt": "1+1=", "chosen": "2", "rejected": "3"}\n')
     kept = {name: spec[name] for name in ("model", "schedule")}
-    run = client.submit(kept | {"name": "ranks", "kind": "reward_model", "data": {"train": "pairs.jsonl"}}, tmp_path)
+    run = document(client.submit(kept | {"name": "ranks", "kind": "reward_model", "data": {"train": "pairs.jsonl"}}, tmp_path))
     trainer = await trainer_of(run["id"])
     trainer.weights |= {"score.weight": torch.zeros(1, 4)}
     await trainer.commit(2)
@@ -102,7 +102,7 @@ async def test_a_reward_model_scores_runs_and_starts_reward_models_and_nothing_e
     await trainer.commit(2)
 
     def submit(**changes):
-        return client.submit(spec | {"data": {"train": "train.jsonl"}} | changes, tmp_path)
+        return document(client.submit(spec | {"data": {"train": "train.jsonl"}} | changes, tmp_path))
 
     def fault(**changes):
         with pytest.raises(SpecError) as error:
@@ -118,9 +118,9 @@ async def test_a_reward_model_scores_runs_and_starts_reward_models_and_nothing_e
     assert (found.path, "reward.model.run" in found.allowed) == ("model.run", True)
     given = {name: ranks["spec"][name] for name in ("kind", "schedule", "data")} | {"name": "next"}
     for parent in (ranks, submitted):  # a reward model, and a language model that gets a head
-        stored = client.submit(given | {"model": {"run": parent["id"]}}, tmp_path)["spec"]
+        stored = document(client.submit(given | {"model": {"run": parent["id"]}}, tmp_path))["spec"]
         assert stored["model"]["run"] == parent["id"]
-        assert client.submit(stored)["spec"] == stored
+        assert document(client.submit(stored))["spec"] == stored
     with pytest.raises(SpecError, match=r"model\.run"):
         client.submit(given | {"kind": "dpo", "model": {"run": ranks["id"]}}, tmp_path)
 
@@ -178,7 +178,7 @@ async def test_a_key_that_may_not_read_runs_may_not_start_from_one(start_gateway
     write_api_keys(tmp_path / "keys.json", [record])
     url, _ = start_gateway(api_keys_file=tmp_path / "keys.json")
     with Client(url, key) as writer:
-        assert writer.submit(spec, tmp_path)["state"] == "queued"
+        assert writer.submit(spec, tmp_path).state == "queued"
         with pytest.raises(SpecError, match="a key with the scope runs:read"):
             writer.submit(spec | {"model": {"run": submitted["id"]}}, tmp_path)
 
@@ -223,7 +223,7 @@ async def test_a_child_is_exported_and_outlives_its_parent(client, trainer, trai
     await (await trainer_of(child["id"])).commit(3)
     await set_state(submitted["id"], "succeeded")
     client.delete(submitted["id"])
-    written = client.export(child["id"], tmp_path / "out")
+    written = document(client.export(child["id"], tmp_path / "out"))
     assert written["version"] == 3
     assert {file.name for file in (tmp_path / "out").iterdir()} == submitted["spec"]["model"]["files"].keys()
     grandchild = chained(child["id"], name="grandchild")
@@ -251,17 +251,17 @@ async def test_a_lineage_has_ancestors_and_children(client, http, trainer, train
     middle = chained(submitted["id"], name="middle")
     await (await trainer_of(middle["id"])).commit(5)
     young = [chained(middle["id"], name=f"young-{at}") for at in range(3)]
-    found = client.lineage(middle["id"], limit=2)
+    found = document(client.lineage(middle["id"], limit=2))
     assert (found["base"], found["name"], found["has_more"]) == (submitted["spec"]["model"]["path"], "middle", True)
     assert [(one["id"], one["name"], one["version"], one["state"]) for one in found["ancestors"]] == [
         (submitted["id"], "sums", 2, "queued")
     ]
     assert [(one["id"], one["version"]) for one in found["children"]] == [(young[2]["id"], 5), (young[1]["id"], 5)]
-    assert [one["name"] for one in client.lineage(young[0]["id"])["ancestors"]] == ["sums", "middle"]
+    assert [one["name"] for one in document(client.lineage(young[0]["id"]))["ancestors"]] == ["sums", "middle"]
     for run_id in (submitted["id"], young[2]["id"]):
         await set_state(run_id, "succeeded")
         client.delete(run_id)
-    found = client.lineage(middle["id"])
+    found = document(client.lineage(middle["id"]))
     assert [one["state"] for one in found["ancestors"]] == ["deleted"]
     assert [one["id"] for one in found["children"]] == [young[1]["id"], young[0]["id"]]
     assert http.get("/v1/runs/nobody/lineage").status_code == 404
@@ -273,7 +273,7 @@ async def judge(client, spec, tmp_path, trainer_of):
     pair = {"prompt": "1+1=", "chosen": "2", "rejected": "3"}
     (tmp_path / "pairs.jsonl").write_text(json.dumps(pair) + "\n")
     body = {"name": "judge", "kind": "reward_model", "data": {"train": "pairs.jsonl"}}
-    run = client.submit({"model": spec["model"], "schedule": spec["schedule"]} | body, tmp_path)
+    run = document(client.submit({"model": spec["model"], "schedule": spec["schedule"]} | body, tmp_path))
     trainer = await trainer_of(run["id"])
     trainer.weights["score.weight"] = torch.zeros(1, 4)
     await trainer.commit(3)
@@ -292,25 +292,27 @@ async def test_the_stored_spec_of_a_reward_model_from_a_run_is_submitted_again(h
 async def test_a_run_is_the_child_of_the_run_whose_reward_model_scores_it(client, spec, tmp_path, trainer, judge, submitted, set_state):
     await trainer.commit(2)
     scored = spec | {"name": "scored", "model": {"run": submitted["id"]}, "reward": {"model": {"run": "judge"}}}
-    child = client.submit(scored, tmp_path)
-    found = client.lineage(child["id"])
+    child = document(client.submit(scored, tmp_path))
+    found = document(client.lineage(child["id"]))
     assert [(one["id"], one["role"], one["version"]) for one in found["ancestors"]] == [(submitted["id"], "model", 2)]
     assert [(one["id"], one["role"], one["version"]) for one in found["reward_model"]] == [(judge["id"], "reward_model", 3)]
-    of_judge = client.lineage(judge["id"])
+    of_judge = document(client.lineage(judge["id"]))
     assert [(one["id"], one["role"], one["version"]) for one in of_judge["children"]] == [(child["id"], "reward_model", 3)]
     await set_state(judge["id"], "succeeded")
     client.delete(judge["id"])
-    assert [one["state"] for one in client.lineage(child["id"])["reward_model"]] == ["deleted"]
+    assert [one["state"] for one in document(client.lineage(child["id"]))["reward_model"]] == ["deleted"]
 
 
 async def test_a_run_is_the_child_of_its_teacher(client, http, spec, tmp_path, trainer, judge, submitted):
     await trainer.commit(2)
     without = {name: value for name, value in spec.items() if name not in {"reward", "evaluation"}}
     taught = without | {"name": "taught", "data": {"train": spec["data"]["train"]}, "algorithm": {"name": "opd"}}
-    child = client.submit(taught | {"teacher": {"run": "sums", "version": 2}}, tmp_path)
+    child = document(client.submit(taught | {"teacher": {"run": "sums", "version": 2}}, tmp_path))
     assert (child["spec"]["teacher"]["run"], child["spec"]["teacher"]["version"]) == (submitted["id"], 2)
-    assert [(one["id"], one["role"], one["version"]) for one in client.lineage(child["id"])["teacher"]] == [(submitted["id"], "teacher", 2)]
-    assert [(one["id"], one["role"], one["version"]) for one in client.lineage(submitted["id"])["children"]] == [
+    assert [(one["id"], one["role"], one["version"]) for one in document(client.lineage(child["id"]))["teacher"]] == [
+        (submitted["id"], "teacher", 2)
+    ]
+    assert [(one["id"], one["role"], one["version"]) for one in document(client.lineage(submitted["id"]))["children"]] == [
         (child["id"], "teacher", 2)
     ]
     again = http.post("/v1/runs", json=child["spec"])
@@ -325,5 +327,5 @@ async def test_a_run_is_the_child_of_its_teacher(client, http, spec, tmp_path, t
 
 
 async def test_a_run_without_relations_has_a_lineage_too(client, submitted):
-    found = client.lineage(submitted["id"])
+    found = document(client.lineage(submitted["id"]))
     assert (found["base"], found["ancestors"], found["reward_model"], found["children"]) == (submitted["spec"]["model"]["path"], [], [], [])

@@ -2,6 +2,7 @@
 
 import pytest
 
+from gradbus.client import document
 from gradbus.errors import ApiError
 from gradbus.experience import ExperienceLog
 from gradbus.experience.archive import ArchiveWriter
@@ -51,23 +52,23 @@ async def logged(buffer, objects, set_state):
 @pytest.mark.parametrize(("schedule", "steps"), SCHEDULES.values(), ids=SCHEDULES)
 @pytest.mark.parametrize("limit", [1, 2, 100])
 async def test_every_group_of_a_versions_steps_comes_once_with_its_step(client, spec, tmp_path, logged, schedule, steps, limit):
-    run_id = await logged(client.submit(spec | {"schedule": spec["schedule"] | schedule}, tmp_path))
+    run_id = await logged(document(client.submit(spec | {"schedule": spec["schedule"] | schedule}, tmp_path)))
     found, after = [], 0
     while after is not None:
-        page = client.version_lineage(run_id, 2, limit=limit, after=after)
+        page = document(client.version_lineage(run_id, 2, limit=limit, after=after))
         found += [(group["step"], group["index"]) for group in page["groups"]]
         after = page["next_after"]
     assert sorted(found) == sorted((step, index) for step in (0, 1) for index in steps[step])
     for step in range(2):
-        groups = client.version_lineage(run_id, 2, step=step)["groups"]
+        groups = document(client.version_lineage(run_id, 2, step=step))["groups"]
         assert sorted(group["index"] for group in groups) == sorted(steps[step])
-    assert client.version_lineage(run_id, 2, step=2)["groups"] == [], "step 2 makes version 3"
-    assert client.version_lineage(run_id, 0)["groups"] == []
+    assert document(client.version_lineage(run_id, 2, step=2))["groups"] == [], "step 2 makes version 3"
+    assert document(client.version_lineage(run_id, 0))["groups"] == []
 
 
 async def test_a_group_tells_its_prompt_its_samplers_and_its_verdict(client, submitted, logged):
     run_id = await logged(submitted)
-    groups = {group["index"]: group for group in client.version_lineage(run_id, 2)["groups"]}
+    groups = {group["index"]: group for group in document(client.version_lineage(run_id, 2))["groups"]}
     assert {name: value for name, value in groups[3].items() if name != "digest"} == {
         "index": 3,
         "step": 1,
@@ -86,7 +87,7 @@ async def test_the_scorers_have_the_version_of_what_decides_their_rewards(client
     shadow = {"other": {"grader": {"type": "regex", "pattern": "1"}}}
     reward = spec["reward"] | {"shadow": shadow}
     first, slower, other = (
-        client.version_lineage(client.submit(spec | {"reward": reward | change}, tmp_path)["id"], 0)["scorers"]
+        document(client.version_lineage(client.submit(spec | {"reward": reward | change}, tmp_path).id, 0))["scorers"]
         for change in ({}, {"timeout_seconds": 5.0}, {"grader": spec["reward"]["grader"] | {"operation": "ne"}})
     )
     assert [(one["section"], one["kind"], one["name"]) for one in first] == [
@@ -99,7 +100,7 @@ async def test_the_scorers_have_the_version_of_what_decides_their_rewards(client
 
 async def test_a_version_that_there_is_not_is_refused_with_the_step_that_the_run_has(client, submitted, logged):
     run_id = await logged(submitted)
-    assert client.version_lineage(run_id, 2)["digest"] is None, "trained, and not published"
+    assert document(client.version_lineage(run_id, 2))["digest"] is None, "trained, and not published"
     with pytest.raises(ApiError, match=r"is at step 2 and has no version 3; ask for an older one") as refused:
         client.version_lineage(run_id, 3)
     assert refused.value.status == 404
@@ -112,7 +113,7 @@ async def test_a_version_that_there_is_not_is_refused_with_the_step_that_the_run
 async def test_the_groups_of_an_entry_that_cannot_be_read_are_left_out(client, submitted, logged, buffer):
     run_id = await logged(submitted)
     await buffer.xadd(f"{{{run_id}}}:experience", {"i": 6, "r": b"torn"})
-    assert len(client.version_lineage(run_id, 2)["groups"]) == 4
+    assert len(document(client.version_lineage(run_id, 2))["groups"]) == 4
 
 
 async def test_pages_are_counted_in_entries_so_that_those_of_earlier_ones_need_not_be_parsed(client, submitted, buffer, set_state):
@@ -120,7 +121,7 @@ async def test_pages_are_counted_in_entries_so_that_those_of_earlier_ones_need_n
     for index in range(6):
         await log.append(1, {index: LogEntry(index=index, verdict=TRAIN, group=b"torn") if index == 1 else entry(index)})
     await set_state(submitted["id"], "running", step=2)
-    first = client.version_lineage(submitted["id"], 2, limit=2)
+    first = document(client.version_lineage(submitted["id"], 2, limit=2))
     assert ([group["index"] for group in first["groups"]], first["next_after"]) == ([0, 2], 3)
-    second = client.version_lineage(submitted["id"], 2, limit=2, after=3)
+    second = document(client.version_lineage(submitted["id"], 2, limit=2, after=3))
     assert ([group["index"] for group in second["groups"]], second["next_after"]) == ([3], None)

@@ -10,7 +10,7 @@ from gradbus.objects import ObjectStore
 from gradbus.spec import DataSpec
 from gradbus_gateway.resources import dataset_rows
 from gradbus_gateway.resources.dataset_rows import DatasetRows, add_item
-from gradbus_gateway.resources.samples import SampleResource
+from gradbus_gateway.resources.samples import unreadable_sample
 
 ROWS = [{"prompt": f"{number}", "answer": number} for number in range(3)]
 
@@ -30,7 +30,7 @@ async def stored(objects, lines):
 
 
 def sample(row):
-    return SampleResource.unreadable("1-1", 0, "2026-01-01T00:00:00Z").model_copy(update={"row_index": row})
+    return unreadable_sample("1-1", 0, "2026-01-01T00:00:00Z").model_copy(update={"row_index": row})
 
 
 async def test_a_sample_gets_its_row_and_the_row_counts_for_the_page(objects, rows):

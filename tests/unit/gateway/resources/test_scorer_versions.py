@@ -3,7 +3,7 @@
 import pytest
 
 from gradbus.spec import RunSpec
-from gradbus_gateway.resources.version_lineage import ScorerResource
+from gradbus_gateway.resources.version_lineage import scorers_of
 
 SERVED = {"model_path": "m", "weight_version": "1", "vocab_size": 8}
 FILES = {"model.safetensors": "sha256:" + "0" * 64}
@@ -11,7 +11,7 @@ FILES = {"model.safetensors": "sha256:" + "0" * 64}
 
 def version(teacher):
     body = {"name": "sums", "model": {"path": "m"}, "data": {"train": "t"}, "schedule": {"steps": 4}, "teacher": teacher}
-    (scorer,) = ScorerResource.all_of(RunSpec.model_validate(body))
+    (scorer,) = scorers_of(RunSpec.model_validate(body))
     return scorer.version
 
 

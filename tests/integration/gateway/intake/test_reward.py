@@ -3,6 +3,7 @@
 import pytest
 
 from gradbus.bus import Buckets
+from gradbus.client import document
 from gradbus.control.scorers import ScorerChanges
 from gradbus.errors import ApiError, SpecError
 from gradbus.spec import MAX_CHANGES
@@ -24,6 +25,7 @@ def decide(bus, submitted):
 
 
 def turns(found):
+    found = found if isinstance(found, dict) else document(found)
     return [(one["from_group"], one["wanted_from_group"], (one["scorer"]["grader"] or {}).get("type")) for one in found["scorers"]]
 
 
@@ -44,7 +46,7 @@ async def test_a_repeated_request_changes_nothing_and_another_one_adds_a_scorer(
     run_id = submitted["id"]
     for _ in range(3):
         client.change_reward(run_id, TAGS)
-    assert len(client.reward(run_id)["scorers"]) == 2
+    assert len(client.reward(run_id).scorers) == 2
     client.change_reward(run_id, submitted["spec"]["reward"]["grader"] and {"grader": submitted["spec"]["reward"]["grader"]})
     assert turns(client.reward(run_id))[2] == (None, 0, "string_check")
 
@@ -76,7 +78,7 @@ async def test_a_scorer_that_no_run_could_have_is_refused_by_field_and_nothing_c
     found = {fault.path: fault.message for fault in error.value.faults}
     assert field in found, found
     assert told in found[field]
-    assert len(client.reward(submitted["id"])["scorers"]) == 1
+    assert len(client.reward(submitted["id"]).scorers) == 1
 
 
 @pytest.mark.parametrize("body", ["[]", "1", "nothing", '{"service": NaN}'])
@@ -90,9 +92,9 @@ async def test_a_run_that_ends_or_does_not_exist_takes_none(client, submitted, s
     with pytest.raises(ApiError, match="submit a new run"):
         client.change_reward(submitted["id"], TAGS)
     with pytest.raises(ApiError, match="404"):
-        client.change_reward("run-none", TAGS)
+        client.change_reward("run-000000000000-000000", TAGS)
     with pytest.raises(ApiError, match="404"):
-        client.reward("run-none")
+        client.reward("run-000000000000-000000")
 
 
 async def test_a_run_takes_so_many_scorers_and_no_more(client, submitted):
@@ -113,7 +115,7 @@ async def test_a_run_that_no_scorer_judges_and_one_of_the_operators_scorer_keep_
     }
     run = client.submit(body, tmp_path)
     with pytest.raises(SpecError, match="no grader and no service"):
-        client.change_reward(run["id"], TAGS)
+        client.change_reward(run.id, TAGS)
     with (
         type(client)(gateway_with(reward_service="http://127.0.0.1:1/operator"), stack.key) as other,
         pytest.raises(SpecError, match="operator"),

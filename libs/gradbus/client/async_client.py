@@ -1,0 +1,266 @@
+"""The asynchronous client: the methods of `Client`, awaited, and its iterators with `async for`."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+import httpx2
+
+from gradbus.client import calls, steps
+from gradbus.client.answers import checked, reached, trusting
+from gradbus.client.calls import Action, Call, SampleSelection
+from gradbus.client.client import Client
+from gradbus.client.discovery import find_authority, find_gateway
+from gradbus.client.retries import RetryPolicy
+from gradbus.client.steps import Steps
+from gradbus.client.stream import STREAM_TIMEOUT, Following, StreamError
+from gradbus.client.submission import SpecSource, change_scorer, prepare
+from gradbus.control.runs import FINAL_STATES
+from gradbus.errors import GradbusError
+from gradbus.resources.lineage import LineageResource
+from gradbus.resources.page import Page
+from gradbus.resources.reward import RewardResource
+from gradbus.resources.runs import EventResource, RunResource, RunSummary
+from gradbus.resources.samples import SampleResource
+from gradbus.resources.spec_checks import SpecCheckResource
+from gradbus.resources.version_lineage import VersionLineageResource
+from gradbus.resources.versions import ExportResource, VersionResource
+from gradbus.resources.workers import WorkerResource
+
+Result = TypeVar("Result")
+Item = TypeVar("Item")
+
+
+class AsyncClient:
+    """A client of one gateway for asyncio. Its methods are those of `Client`, and raise the same."""
+
+    def __init__(self, url: str, key: str, retries: RetryPolicy | None = None, authority: Path | None = None) -> None:
+        """`authority` is a file (PEM) of certificates to trust in place of the system's. Raises SettingsError when it cannot be read."""
+        self.url = url.rstrip("/")
+        self.retries = retries or RetryPolicy()
+        trusted = trusting(authority) if authority else True
+        # The key must go to this address only: no proxy, no redirect.
+        headers = {"Authorization": f"Bearer {key}"}
+        self._files = Client(url, key, self.retries, authority)  # files are read and written in threads
+        self._http = httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=30.0, trust_env=False, verify=trusted)
+
+    @classmethod
+    def discover(cls, state: Path | None = None, retries: RetryPolicy | None = None) -> Self:
+        """A client of the gateway named by GRADBUS_URL or by the embedded stack's state folder. Raises StackError if there is neither.
+
+        Trusts the certificates in the file GRADBUS_CA if it is set.
+        """
+        return cls(*find_gateway(state), retries, find_authority())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        self._files.close()
+        await self._http.aclose()
+
+    async def submit(self, spec: SpecSource, base_dir: Path | None = None, idempotency_key: str | None = None) -> RunResource:
+        """Submits a run: a model, a dict or the path of a TOML file.
+
+        First uploads the files that it names below `base_dir` (default: the folder of the TOML file, else the current one), unless they
+        are stored. A repeated `idempotency_key` with the same spec returns the same run.
+        """
+        key = idempotency_key or uuid.uuid4().hex
+        prepared = await asyncio.to_thread(prepare, spec, base_dir, self._files.upload)
+        return await self._run(prepared.send(lambda body: calls.post_run(body, key)))
+
+    async def check(self, spec: SpecSource, base_dir: Path | None = None) -> SpecCheckResource:
+        """Has a spec checked as `submit` does, uploads included, and creates no run. Returns it with every default and digest."""
+        prepared = await asyncio.to_thread(prepare, spec, base_dir, self._files.upload)
+        return await self._run(prepared.send(calls.post_spec_check))
+
+    def runs(self) -> AsyncIterator[RunSummary]:
+        """Every run, newest first, page by page."""
+        return self._items(calls.list_runs())
+
+    async def runs_page(self, after: str = "", limit: int = 20) -> Page[RunSummary]:
+        """A page of runs, newest first."""
+        return await self._send(calls.list_runs(after, limit))
+
+    async def find(self, run: str) -> RunSummary:
+        """The run with this id or name."""
+        return await self._run(steps.find_run(run))
+
+    async def run(self, run: str) -> RunResource:
+        """A run with its spec."""
+        return await self._of(run, calls.get_run)
+
+    async def wait(self, run: str, seconds: float | None = None, poll_seconds: float = 1.0) -> RunResource:
+        """The run, once it has ended: `state` is `succeeded`, `failed` or `cancelled`. Raises TimeoutError if it has not in time."""
+        return await self._run(steps.wait(run, seconds, poll_seconds))
+
+    async def pause(self, run: str) -> RunResource:
+        """Requests a pause."""
+        return await self._act(run, "pause")
+
+    async def resume(self, run: str) -> RunResource:
+        """Resumes a paused run."""
+        return await self._act(run, "resume")
+
+    async def cancel(self, run: str) -> RunResource:
+        """Cancels a run."""
+        return await self._act(run, "cancel")
+
+    async def reward(self, run: str) -> RewardResource:
+        """The scorers of a run, one after the other."""
+        return await self._of(run, calls.get_reward)
+
+    async def change_reward(self, run: str, scorer: Mapping[str, Any], base_dir: Path | None = None) -> RewardResource:
+        """Gives a live run another scorer, as in `[reward]`, from the next group on that is not dispatched, or from `from_group`.
+
+        Its files are below `base_dir` (default: the current folder).
+        """
+        return await self._run(change_scorer(run, scorer, base_dir or Path.cwd()))
+
+    async def delete(self, run: str) -> None:
+        """Deletes a run that has ended."""
+        await self._of(run, calls.delete)
+
+    def events(self, run: str, after: int = 0) -> AsyncIterator[EventResource]:
+        """The events after the id `after`, oldest first, page by page, up to the newest one."""
+        return self._items_of(run, lambda run_id: calls.list_events(run_id, after))
+
+    async def events_page(self, run: str, after: int = 0, limit: int = 100) -> Page[EventResource]:
+        """A page of events, oldest first."""
+        return await self._of(run, lambda run_id: calls.list_events(run_id, after, limit))
+
+    async def stream(self, run: str, after: int = 0) -> AsyncIterator[EventResource]:
+        """The events after the id `after`, those that come included, until the run ends. Reconnects, and goes on after its newest event."""
+        run_id = await self._run(steps.find_id(run))
+        following = Following(self.url, after)
+        while True:
+            try:
+                async with aclosing(self._streamed(run_id, following)) as events:
+                    async for event in events:
+                        yield event
+                if (await self.run(run_id)).state in FINAL_STATES:
+                    break
+                pause = following.ended()
+            except StreamError as error:
+                pause = following.failed(error)
+            await asyncio.sleep(pause)
+        # A gateway that stopped, or found this client too slow, closed the stream before its end.
+        async for event in self.events(run_id, following.after):
+            yield event
+
+    def samples(self, run: str, after: str = "", **selection: Unpack[SampleSelection]) -> AsyncIterator[SampleResource]:
+        """The selected samples in the order in which their groups entered the log, page by page."""
+        return self._items_of(run, lambda run_id: calls.list_samples(run_id, selection, after))
+
+    async def samples_page(self, run: str, after: str = "", limit: int = 20, **selection: Unpack[SampleSelection]) -> Page[SampleResource]:
+        """A page of the selected samples."""
+        return await self._of(run, lambda run_id: calls.list_samples(run_id, selection, after, limit))
+
+    def versions(self, run: str, after: int = -1) -> AsyncIterator[VersionResource]:
+        """The stored policy versions after this one, oldest first, page by page."""
+        return self._items_of(run, lambda run_id: calls.list_versions(run_id, after))
+
+    async def versions_page(self, run: str, after: int = -1, limit: int = 100) -> Page[VersionResource]:
+        """A page of stored policy versions, oldest first."""
+        return await self._of(run, lambda run_id: calls.list_versions(run_id, after, limit))
+
+    def workers(self, run: str = "") -> AsyncIterator[WorkerResource]:
+        """The live workers, or only those that serve a run."""
+        return self._items_of(run, calls.list_workers) if run else self._items(calls.list_workers())
+
+    async def lineage(self, run: str, limit: int = 100) -> LineageResource:
+        """The runs that the model of a run comes from, and the newest runs that start from it."""
+        return await self._of(run, lambda run_id: calls.get_lineage(run_id, limit))
+
+    async def version_lineage(self, run: str, version: int, **query: int) -> VersionLineageResource:
+        """What made a version, and a page of the groups of its steps, selected by `step`, `after` and `limit`."""
+        return await self._of(run, lambda run_id: calls.get_version_lineage(run_id, version, query))
+
+    async def sign_in_link(self, run: str = "") -> str:
+        """A link that signs one browser in, once, with this client's key; with `run` it opens that run."""
+        opened = f"&run={await self._run(steps.find_id(run))}" if run else ""
+        return f"{self.url}{(await self._send(calls.post_sign_in())).path}{opened}"
+
+    async def is_ready(self) -> bool:
+        """Whether the gateway answers and is ready. Does not wait for it."""
+        try:
+            return (await self._http.get("/readyz")).is_success
+        except httpx2.TransportError:
+            return False
+
+    async def export(
+        self, run: str, folder: Path, version: int | None = None, *, adapters: bool = False, overwrite: bool = False
+    ) -> ExportResource:
+        """Writes a version (default: the newest) into `folder` as a Hugging Face model; returns the export's plan.
+
+        For a LoRA run the adapters are merged into the base model or, with `adapters`, written alone as a folder that peft loads.
+        If the run deletes the newest version meanwhile, the export begins again with the one that is newest then. Raises StackError for a
+        folder that is not empty, unless `overwrite`.
+        """
+        return await asyncio.to_thread(self._files.export, run, folder, version, adapters=adapters, overwrite=overwrite)
+
+    async def upload(self, path: Path, digest: str) -> None:
+        """Uploads the file with this digest unless the gateway has it."""
+        await asyncio.to_thread(self._files.upload, path, digest)
+
+    async def _streamed(self, run_id: str, following: Following) -> AsyncGenerator[EventResource]:
+        async with self._http.sse(calls.events_path(run_id), headers=following.headers, timeout=STREAM_TIMEOUT) as source:
+            if not source.response.is_success:
+                await source.response.aread()
+            checked(source.response)
+            async for message in source:
+                yield following.seen(message)
+
+    async def _act(self, run: str, action: Action) -> RunResource:
+        return await self._of(run, lambda run_id: calls.act(run_id, action))
+
+    async def _of(self, run: str, call: Callable[[str], Call[Result]]) -> Result:
+        return await self._run(steps.of_run(run, call))
+
+    async def _items_of(self, run: str, call: Callable[[str], Call[Page[Item]]]) -> AsyncIterator[Item]:
+        async for item in self._items(call(await self._run(steps.find_id(run)))):
+            yield item
+
+    async def _items(self, call: Call[Page[Item]]) -> AsyncIterator[Item]:
+        following: Call[Page[Item]] | None = call
+        while following is not None:
+            page = await self._send(following)
+            for item in page.data:
+                yield item
+            following = steps.next_page(following, page)
+
+    async def _run(self, work: Steps[Result]) -> Result:
+        """Does the steps one after the other; their errors are raised in them."""
+        answer: object = None
+        error: GradbusError | None = None
+        while True:
+            try:
+                step = work.throw(error) if error else work.send(answer)
+            except StopIteration as end:
+                result: Result = end.value
+                return result
+            answer = error = None
+            if isinstance(step, float):
+                await asyncio.sleep(step)
+                continue
+            try:
+                answer = await self._send(step)
+            except GradbusError as raised:
+                error = raised
+
+    async def _send(self, call: Call[Result]) -> Result:
+        async def once() -> Result:
+            with reached(self.url):
+                return call.read(await self._http.request(**call.request))
+
+        return await self.retries.run_async(once)
