@@ -77,7 +77,8 @@ class Versions:
     async def take(self, message: Msg) -> None:
         """A version's head came."""
         manifest = WeightManifest.FromString(message.data)
-        self.published[manifest.run_id, manifest.step] = message.metadata.timestamp.timestamp()
+        # A restarted trainer has the head written again.
+        self.published.setdefault((manifest.run_id, manifest.step), message.metadata.timestamp.timestamp())
 
     def delays(self, folder: Path, since: float, until: float) -> tuple[list[list[float]], list[list[float]]]:
         """Of each version published in that time, the sorted seconds after which its workers were told of it, and held it.
