@@ -1,4 +1,4 @@
-"""What runs cost before a change and with it: `python loadtests/run_costs.py TREE [--points 100x32] [--rounds 2]`.
+"""What runs cost before a change and with it: `python loadtests/run_costs.py TREE [--points 200x64] [--sync-ms 20]`.
 
 TREE is a checkout of the version before. The scenario `workers` runs with its services and with those of this checkout in turn, on one
 machine in the same minutes; workers and trainers are this checkout's both times. CPU seconds and numbers of writes can be compared where
@@ -14,6 +14,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,12 +41,12 @@ SHOWN: Final = {
 Json = dict[str, Any]
 
 
-def measured(tree: Path, points: str) -> list[Json]:
+def measured(tree: Path, options: Sequence[str]) -> list[Json]:
     """The points of one run of the scenario with the services of a checkout."""
     sources = [HERE / "loadtests", tree / "libs", tree / "kernels", *sorted((tree / "services").iterdir())]
     with tempfile.TemporaryDirectory(prefix="gradbus-costs-") as folder:
         subprocess.run(
-            [sys.executable, "-m", "gradbus_load", "--only", "workers", "--points", points, "--results", folder],
+            [sys.executable, "-m", "gradbus_load", "--only", "workers", *options, "--results", folder],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, sources))},
             stdout=subprocess.DEVNULL,
             check=False,  # a missed floor is a result too
@@ -52,12 +55,10 @@ def measured(tree: Path, points: str) -> list[Json]:
     return found
 
 
-def value(point: Json, path: tuple[str, ...]) -> float:
-    """What is shown of a point."""
-    found: Any = point
-    for name in path:
-        found = found[name]
-    return float(found)
+def median(rounds: Sequence[Json], path: Sequence[str]) -> str:
+    """Of what is shown of a point; nothing if it was not measured."""
+    found = [reduce(getitem, path, one) for one in rounds]
+    return "" if None in found else f"{statistics.median(found):.3g}"
 
 
 def table(rounds: list[dict[str, Json]]) -> list[str]:
@@ -65,7 +66,7 @@ def table(rounds: list[dict[str, Json]]) -> list[str]:
     workers, runs = rounds[0]["now"]["workers"], rounds[0]["now"]["runs"]
     lines = [f"| {workers} workers, {runs} runs | before | now |", "|---|---|---|"]
     for name, path in SHOWN.items():
-        cells = [f"{statistics.median(value(one[which], path) for one in rounds):.3g}" for which in ("before", "now")]
+        cells = [median([one[which] for one in rounds], path) for which in ("before", "now")]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return [*lines, ""]
 
@@ -74,16 +75,19 @@ def main() -> None:
     """Measures, prints and stores."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("tree", type=Path, help="a checkout of the version before")
-    parser.add_argument("--points", default="100x32")
+    parser.add_argument("--points", default="200x64")
+    parser.add_argument("--sync-ms", default="0", help="by how much NATS's syncs are slower; needs strace")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     load_before = probes.load_average()
     trees = {"before": options.tree.resolve(), "now": HERE}
-    rounds = [{name: measured(tree, options.points) for name, tree in trees.items()} for _ in range(options.rounds)]
+    given = ["--points", options.points, "--sync-ms", options.sync_ms]
+    rounds = [{name: measured(tree, given) for name, tree in trees.items()} for _ in range(options.rounds)]
     by_point = [[{name: points[at] for name, points in one.items()} for one in rounds] for at in range(len(rounds[0]["now"]))]
     print("\n".join(line for one in by_point for line in table(one)))
     machine = probes.machine() | {"load average before": load_before, "load average after": probes.load_average()}
-    RESULTS.write_text(json.dumps({"machine": machine, "points": by_point}) + "\n")
+    options.results.write_text(json.dumps({"machine": machine, "sync_ms": float(options.sync_ms), "points": by_point}) + "\n")
 
 
 if __name__ == "__main__":

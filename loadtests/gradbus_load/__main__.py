@@ -24,6 +24,7 @@ def main() -> int:
     parser.add_argument("--only", choices=SCENARIOS, action="append", help="one scenario; may be given again")
     parser.add_argument("--minutes", type=float, help="how long memory is watched; an hour is what is promised")
     parser.add_argument("--points", help="of `workers`: numbers of workers and runs, e.g. 10x1,100x1,1000x64")
+    parser.add_argument("--sync-ms", type=float, default=0.0, help="of `workers`: by how much NATS's syncs are slower; needs strace")
     parser.add_argument("--results", type=Path, default=RESULTS, help="where files are written")
     options = parser.parse_args()
     from gradbus_load import probes, report
@@ -55,7 +56,8 @@ async def _measured(name: str, given: dict[str, Any], folder: Path) -> Outcome:
 
 def _given(name: str, options: argparse.Namespace) -> dict[str, Any]:
     if name == "workers" and options.points:
-        return {"points": tuple(tuple(map(int, point.split("x"))) for point in options.points.split(","))}
+        points = tuple(tuple(map(int, point.split("x"))) for point in options.points.split(","))
+        return {"points": points, "sync_delay_seconds": options.sync_ms / 1000}
     return {"minutes": options.minutes} if name == "memory" and options.minutes else {}
 
 

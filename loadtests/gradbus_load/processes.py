@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
 import signal
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Final
 
 from gradbus.process.usage import Usage, tree_usage
@@ -46,6 +48,19 @@ async def syncs_per_second(pid: int, seconds: float) -> float | None:
     tracing.send_signal(signal.SIGINT)
     _, table = await tracing.communicate()
     return counted_syncs(table.decode()) / seconds
+
+
+@asynccontextmanager
+async def slow_syncs(pid: int, seconds: float) -> AsyncIterator[None]:
+    """Makes each sync of a process take so much longer inside the block, by strace, as on a slower disk. Raises OSError without strace."""
+    delayed = [f"trace={','.join(_SYNCS)}", f"inject={','.join(_SYNCS)}:delay_exit={round(1e6 * seconds)}"]
+    options = [part for one in delayed for part in ("-e", one)]
+    tracing = await asyncio.create_subprocess_exec("strace", "-f", "-qq", "-o", os.devnull, *options, "-p", str(pid))
+    try:
+        yield
+    finally:
+        tracing.send_signal(signal.SIGINT)
+        await tracing.wait()
 
 
 def counted_syncs(table: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, field
+from typing import Final
 
 from nats.aio.client import Client
 from nats.errors import MaxPayloadError
@@ -12,6 +13,8 @@ from nats.js.errors import APIError
 
 from gradbus.bus.batch import MOST_MESSAGES, Message, publish_batch
 
+_MOST_SECONDS: Final = 1.0
+"""That writes are gathered: an answer that is lost must not hold up others for as long as it is waited for."""
 Outcome = int | BaseException
 """The new revision, or why there is none."""
 
@@ -53,7 +56,7 @@ class GroupCommit:
 
     async def _send(self, group: _Group, before: asyncio.Task[list[Outcome]] | None) -> list[Outcome]:
         if before is not None:
-            await asyncio.wait([before])
+            await asyncio.wait([before], timeout=_MOST_SECONDS)
         if self._open is group:
             self._open = None
         if len(group.writes) > 1:

@@ -11,7 +11,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -25,7 +25,7 @@ from gradbus.control.runs import RunStatus
 from gradbus.v1.weights_pb2 import WeightManifest
 from gradbus_load.calibration import LearnerTiming
 from gradbus_load.outcome import Finding, Outcome, percentile
-from gradbus_load.processes import cpu_seconds, syncs_per_second
+from gradbus_load.processes import cpu_seconds, slow_syncs, syncs_per_second
 from gradbus_load.rig import Bench, Json, LoadError, rounded
 from gradbus_load.stub_workers.rig import WorkersRig, held_folder
 
@@ -58,6 +58,8 @@ class Settings:
     syncs_seconds: float = 10.0
     """After that, how long syncs are counted, which costs more than they do."""
     rig: WorkersRig = field(default_factory=lambda: WorkersRig(learner=LearnerTiming(step_seconds=4.0)))
+    sync_delay_seconds: float = 0.0
+    """Of each of NATS's syncs, as if the disk were slower."""
     floor_cores: float = 0.5
     floor_mib: float = 500.0
     floor_death_seconds: float = 10.0
@@ -75,7 +77,8 @@ class Versions:
     async def take(self, message: Msg) -> None:
         """A version's head came."""
         manifest = WeightManifest.FromString(message.data)
-        self.published[manifest.run_id, manifest.step] = message.metadata.timestamp.timestamp()
+        # A restarted trainer has the head written again.
+        self.published.setdefault((manifest.run_id, manifest.step), message.metadata.timestamp.timestamp())
 
     def delays(self, folder: Path, since: float, until: float) -> tuple[list[list[float]], list[list[float]]]:
         """Of each version published in that time, the sorted seconds after which its workers were told of it, and held it.
@@ -133,32 +136,44 @@ class _Measurement:
         await settings.rig.resize(bench.stack, point.workers, point.runs)
         run_ids = [await bench.submit(_spec(bench, number)) for number in range(point.runs)]
         assigned = await self._until_serving(run_ids, point.workers)
-        await asyncio.sleep(settings.settle_seconds)
-        found: Json = point._asdict() | {"assigned_seconds": assigned} | await self._costs()
-        found["syncs_per_second"] = await syncs_per_second(bench.pids()["nats"], settings.syncs_seconds)
-        found["list_ms"] = await self._list_ms()
-        left, began = point.workers - await settings.rig.lose(bench.stack), time.monotonic()
-        await self._until(lambda: self._serving(run_ids) <= left, f"the death of all but {left} workers")
-        found["death_seconds"] = time.monotonic() - began
-        # Workers that change their run because there are fewer now serve none meanwhile.
-        await self._until_serving(run_ids, left)
-        found["shared_seconds"] = time.monotonic() - began
+        found: Json = point._asdict() | {"assigned_seconds": assigned}
+        async with self._disk():
+            await asyncio.sleep(settings.settle_seconds)
+            found |= await self._costs()
+            found["list_ms"] = await self._list_ms()
+            found |= await self._deaths(run_ids, point.workers)
         for run_id in run_ids:
             await asyncio.to_thread(bench.client.cancel, run_id)
         await self._until(lambda: all(self._status(run_id).state == "cancelled" for run_id in run_ids), "the end of the runs")
         return found
 
+    @asynccontextmanager
+    async def _disk(self) -> AsyncIterator[None]:
+        """The disk that is measured: this machine's, or a slower one."""
+        delay = self.settings.sync_delay_seconds
+        async with slow_syncs(self.bench.pids()["nats"], delay) if delay else nullcontext():
+            yield
+
+    async def _deaths(self, run_ids: Sequence[str], workers: int) -> Json:
+        """Seconds from the death of a quarter of the workers until none of them is counted, and until all others have a run."""
+        left, began = workers - await self.settings.rig.lose(self.bench.stack), time.monotonic()
+        await self._until(lambda: self._serving(run_ids) <= left, f"the death of all but {left} workers")
+        noticed = time.monotonic() - began
+        # Workers that change their run because there are fewer now serve none meanwhile.
+        await self._until_serving(run_ids, left)
+        return {"death_seconds": noticed, "shared_seconds": time.monotonic() - began}
+
     async def _costs(self) -> Json:
         """CPU seconds a second and memory of each process, heartbeats a second, and the delays of versions."""
-        bench, seconds = self.bench, self.settings.seconds
+        bench, settings = self.bench, self.settings
         before, written, began = bench.usage(), await self._written(), time.time()
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(settings.seconds)
         ended = time.time()
         after = bench.usage()
         writes = {name: (count - written[name]) / (ended - began) for name, count in (await self._written()).items()}
         spent = {name: taken / (ended - began) for name, taken in cpu_seconds(before, after).items()}
         # What was published in the last seconds may still be on its way.
-        until = ended - self.settings.floor_version_seconds
+        until = ended - settings.floor_version_seconds
         told, held = self.versions.delays(held_folder(bench.stack.state.root), began, until)
         return {
             "cores": rounded({name: spent[name] for name in _SERVICES}, 4),
@@ -167,6 +182,9 @@ class _Measurement:
             "mib": rounded({name: after[name].rss_bytes / _MIB for name in _SERVICES}, 1),
             "beats_per_second": round(writes.pop(Buckets.WORKERS), 1),
             "writes_per_second": rounded(writes, 1),
+            "syncs_per_second": None
+            if settings.sync_delay_seconds
+            else await syncs_per_second(bench.pids()["nats"], settings.syncs_seconds),
             "versions": len(held),
             "holders_per_version": statistics.median(map(len, held)) if held else 0,
             "told_seconds": _spread(told),

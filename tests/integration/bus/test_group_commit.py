@@ -6,7 +6,7 @@ import pytest
 from nats.aio.client import Client
 from nats.errors import MaxPayloadError
 
-from gradbus.bus import Buckets, Conflict
+from gradbus.bus import Buckets, Conflict, group_commit
 from gradbus.bus.batch import MOST_MESSAGES
 
 
@@ -110,6 +110,27 @@ async def test_without_an_answer_all_of_them_hear_it(bucket, unique, monkeypatch
     monkeypatch.setattr(Client, "request", silent)
     outcomes = await asyncio.gather(*(bucket.update(name, b"2", revision) for name, revision in before.items()), return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [TimeoutError] * 3
+
+
+async def test_an_answer_that_is_lost_holds_up_others_only_for_a_while(bucket, unique, monkeypatch):
+    first, second = (await created(bucket, unique, 2)).items()
+    began, gave_up, request = asyncio.Event(), asyncio.Event(), Client.request
+
+    async def lost(client, subject, *given, **named):
+        if not began.is_set():
+            began.set()
+            await gave_up.wait()
+            raise TimeoutError("no answer")
+        return await request(client, subject, *given, **named)
+
+    monkeypatch.setattr(group_commit, "_MOST_SECONDS", 0.01)
+    monkeypatch.setattr(Client, "request", lost)
+    waiting = asyncio.create_task(bucket.update(first[0], b"2", first[1]))
+    await began.wait()
+    assert await bucket.update(second[0], b"2", second[1])
+    gave_up.set()
+    with pytest.raises(TimeoutError):
+        await waiting
 
 
 async def test_a_bucket_of_an_older_release_takes_them_one_by_one(own_bus):

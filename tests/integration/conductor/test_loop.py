@@ -4,7 +4,7 @@ import asyncio
 import json
 
 import pytest
-from work_counters import growth, least
+from work_counters import PythonCounter, check, growth, least
 from work_traffic import counted_traffic
 
 from gradbus.aio.tasks import cancel_and_wait
@@ -116,16 +116,28 @@ async def test_what_an_earlier_conductor_dispatched_and_is_claimed_or_sampled_is
     await queue.remove()
 
 
-async def test_a_run_in_which_nothing_happens_asks_nothing_of_nats_and_nothing_new_of_the_buffer(loop, clients, run_id, monkeypatch):
-    """So many runs that wait for their workers cost no disk."""
+@pytest.fixture
+async def look(loop, clients, run_id, monkeypatch):
+    """One pass that looks at the workers and may write the status, of a run in which nothing happens any more."""
     monkeypatch.setattr(dispatch, "_REDISPATCH_SECONDS", 600.0)
+    monkeypatch.setattr(loop._stall, "reason", lambda *_: "")  # on a slow machine it would begin to count seconds
     queue = TaskQueue(clients.bus, run_id)
     await queue.open()
     loop._heads.version = 0
 
-    async def look():
+    async def once():
         loop._look_at = loop._repair_at = loop._context.status._rates_due = 0.0
         assert await loop._pass() is None
+
+    for _ in range(3):
+        await once()  # dispatches the groups, and knows the rates from the second time on
+    yield once
+    await loop._pipeline.close()
+    await queue.remove()
+
+
+async def test_a_run_in_which_nothing_happens_asks_nothing_of_nats_and_nothing_new_of_the_buffer(look, clients):
+    """So many runs that wait for their workers cost no disk."""
 
     async def traffic(looks):
         async with counted_traffic(clients.buffer) as counts:
@@ -133,13 +145,23 @@ async def test_a_run_in_which_nothing_happens_asks_nothing_of_nats_and_nothing_n
                 await look()
         return [counts]
 
-    for _ in range(3):
-        await look()  # dispatches the groups, and knows the rates from the second time on
-    loop._stall.reason = lambda *_: ""  # on a slow machine it would begin to count seconds
     (few,), (many,) = await least(lambda: traffic(2)), await least(lambda: traffic(12))
     assert growth(few, many, 10) == {}
-    await loop._pipeline.close()
-    await queue.remove()
+
+
+async def test_lines_of_a_look_at_a_run_in_which_nothing_happens(look):
+    counter = PythonCounter()
+
+    async def lines(looks):
+        with counter.counting() as counted:
+            for _ in range(looks):
+                await look()
+        return [counted.lines, counted.calls]
+
+    with counter.tracing():
+        few, many = await least(lambda: lines(2)), await least(lambda: lines(12))
+    for what, small, large in zip(("lines", "calls"), few, many, strict=True):
+        check(f"conductor: {what} a look at a run at rest", growth(small, large, 10))
 
 
 async def test_a_group_that_is_done_while_its_conductor_is_replaced_is_not_sampled_again(loop, clients, run_id, group, scorer, monkeypatch):
