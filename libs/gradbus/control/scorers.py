@@ -20,14 +20,18 @@ class ScorerChanges(StoredModel):
 
     changes: tuple[RewardChange, ...] = ()
 
+    def to_bytes(self) -> bytes:
+        """As stored: without defaults, so that an older release reads what has no field that it lacks."""
+        return self.model_dump_json(exclude_defaults=True).encode()
+
     @classmethod
     def parse(cls, value: bytes | None) -> ScorerChanges:
         """Raises pydantic's ValidationError for a value that neither of them has written."""
         return cls() if value is None else cls.model_validate_json(value)
 
-    def undecided(self, decided: ScorerChanges) -> tuple[RewardChange, ...]:
-        """Those that `decided` does not have."""
-        return self.changes[len(decided.changes) :]
+    def beyond(self, other: ScorerChanges) -> tuple[RewardChange, ...]:
+        """Those that `other`, which is the beginning of these, does not have."""
+        return self.changes[len(other.changes) :]
 
     def added(self, change: RewardChange) -> ScorerChanges:
         """With one more."""

@@ -12,7 +12,9 @@ from gradbus.spec import ScorerSpec
 class ScorerTurn(BaseModel):
     """A scorer, from a group to the next scorer's."""
 
-    from_group: int | None = Field(description="Index of the first group that it judges; null until the run decides it, within a second.")
+    from_group: int | None = Field(
+        description="Index of the first group that it judges; null until the run decides it, at its next look if it goes on."
+    )
     wanted_from_group: int = Field(description="The first group that was asked for; 0: as soon as possible.")
     scorer: ScorerSpec
 

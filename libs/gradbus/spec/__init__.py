@@ -22,7 +22,7 @@ from gradbus.spec.reward.graders import (
     TextSimilarityGrader,
 )
 from gradbus.spec.reward.protocols import PROTOCOLS, split_service
-from gradbus.spec.reward.section import MAX_CHANGES, RewardChange, RewardModelSpec, RewardSpec, ScorerSpec
+from gradbus.spec.reward.section import MAX_CHANGES, MAX_GROUP, RewardChange, RewardModelSpec, RewardSpec, ScorerSpec
 from gradbus.spec.run import DEFAULT_QUEUE, EVALUATED_VERSIONS, RunSpec
 from gradbus.spec.sections import (
     AncestorSpec,
@@ -52,6 +52,7 @@ __all__ = [
     "MAX_CHANGES",
     "MAX_FAULTS",
     "MAX_FILES",
+    "MAX_GROUP",
     "PAIR_KINDS",
     "PREFERENCE_KINDS",
     "PRESETS",

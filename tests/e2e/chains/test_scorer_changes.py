@@ -13,6 +13,11 @@ LONG = {"schedule": {"steps": 30}, "checkpoint": {"every": 10}}
 CHANGED = {"grader": {"type": "python", "source": GRADE_FIRST}}
 
 
+def scores(lab, run_id):
+    """What held-out rows had, by version."""
+    return [(one["version"], one["reward"]) for one in lab.events(run_id, "evaluation")]
+
+
 @pytest.fixture(scope="module")
 def changed(lab, spec, gradbus, tmp_path_factory):
     """A run whose scorer was changed by the command line after some steps; paused meanwhile, or it would be over."""
@@ -54,15 +59,18 @@ def test_lineage_and_fork_know_the_scorer(lab, changed, gradbus):
     assert (forked["spec"]["reward"]["grader"]["source"], forked["spec"]["reward"]["changes"]) == (GRADE_FIRST, [])
 
 
-def test_a_change_for_a_run_that_waits_applies_from_its_first_group(lab, spec):
+def test_a_change_for_a_run_that_waits_applies_from_its_first_group_and_to_its_first_held_out_rows(lab, spec, rows):
+    held_out = {"data": {"eval": rows({"prompt": f"{word} and", "answer": word} for word in ("sun", "sky"))}, "evaluation": {"every": 3}}
     before = lab.submit(spec(schedule={"steps": 200}))
-    waiting = lab.submit(spec(name="waits"))
+    waiting = lab.submit(spec(name="waits", **held_out))
     assert [one.from_group for one in lab.client.change_reward(waiting, CHANGED).scorers] == [0, None]
     assert len(lab.client.change_reward(waiting, CHANGED).scorers) == 2, "asked again"
     lab.cancels(before)
     run = lab.ends(waiting)
     assert [one.from_group for one in lab.client.reward(waiting).scorers] == [0, 0]
-    assert lab.final_digest(run) == lab.final_digest(lab.train(spec(reward=CHANGED)))
+    told = lab.train(spec(reward=CHANGED, **held_out))
+    assert lab.final_digest(run) == lab.final_digest(told)
+    assert scores(lab, waiting) == scores(lab, told["id"])
 
 
 def test_conductors_that_die_keep_the_scorer_that_was_decided_and_that_asked_for(lab, spec):

@@ -101,6 +101,30 @@ async def test_whoever_stops_waiting_stops_no_other(bucket, unique):
     assert [type(outcome) for outcome in outcomes] == [asyncio.CancelledError, int, int]
 
 
+async def test_a_write_that_its_caller_gave_up_is_not_sent_so_that_another_attempt_succeeds(bucket, unique, monkeypatch):
+    first, second = (await created(bucket, unique, 2)).items()
+    began, goes_on, request = asyncio.Event(), asyncio.Event(), Client.request
+
+    async def slow(client, subject, *given, **named):
+        began.set()
+        await goes_on.wait()
+        return await request(client, subject, *given, **named)
+
+    monkeypatch.setattr(Client, "request", slow)
+    before = asyncio.create_task(bucket.update(first[0], b"2", first[1]))
+    await began.wait()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await bucket.update(second[0], b"given up", second[1])
+    again = asyncio.create_task(bucket.update(second[0], b"again", second[1]))
+    await asyncio.sleep(0)
+    goes_on.set()
+    await before
+    revision = await again
+    stored = await bucket.get(second[0])
+    assert (stored.value, stored.revision) == (b"again", revision)
+
+
 async def test_without_an_answer_all_of_them_hear_it(bucket, unique, monkeypatch):
     before = await created(bucket, unique, 3)
 

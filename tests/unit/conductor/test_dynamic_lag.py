@@ -100,6 +100,7 @@ class Run:
             self.schedule = schedule_for(self.spec)
         frontier = Frontier(below=self.start, extents=self.extents[-1])
         self.schedule.recover(entries, TrainerProgress(step=checkpoint, frontier=frontier))
+        assert all(index < self.schedule.next_group for index, _ in entries), "a group of the log was dispatched"
 
 
 @settings(max_examples=300, deadline=None)

@@ -132,6 +132,7 @@ class SimulatedRun:
         self.schedule = schedule_for(self.spec)
         frontier = Frontier(below=below, above=[index for index in trained if index > below])
         self.schedule.recover(entries, TrainerProgress(step=checkpoint, frontier=frontier))
+        assert all(index < self.schedule.next_group for index, _ in entries), "a group of the log was dispatched"
         self.sampled = {index: self.sampled[index] for index in kept if index in self.schedule.outstanding()}
         self.recovered = True
 

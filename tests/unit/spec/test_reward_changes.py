@@ -20,7 +20,8 @@ def faults(reward, **sections):
 
 def test_a_group_is_judged_by_the_newest_scorer_up_to_it_with_the_timeout_and_the_shadows_of_the_section():
     reward = RewardSpec(**FIRST, changes=[LATER, {"from_group": 9, "grader": {"type": "tags"}}])
-    assert [(reward.at(n).service, reward.at(n).grader is None) for n in (0, 7, 8, 9, 99)] == [
+    sections = [reward.in_turn[reward.turn_of_group(n)] for n in (0, 7, 8, 9, 99)]
+    assert [(section.service, section.grader is None) for section in sections] == [
         (None, False),
         (None, False),
         ("http://a/c", True),
@@ -28,7 +29,12 @@ def test_a_group_is_judged_by_the_newest_scorer_up_to_it_with_the_timeout_and_th
         (None, False),
     ]
     assert all((one.timeout_seconds, list(one.shadow), one.changes) == (3.0, ["s"], ()) for one in reward.in_turn)
-    assert reward.at(8) == reward.in_turn[1]
+
+
+def test_a_version_is_judged_by_the_scorer_of_the_step_that_trains_it_or_by_what_was_decided():
+    reward = RewardSpec(**FIRST, changes=[LATER, {"from_group": 40, "from_version": 3, "grader": {"type": "tags"}}])
+    assert [reward.turn_of_version(n, 4) for n in range(5)] == [0, 0, 1, 2, 2]
+    assert [reward.turn_of_version(n, 3) for n in range(4)] == [0, 0, 0, 2], "a step that has some of its groups goes by its first"
 
 
 def test_a_change_takes_its_place_among_the_others():

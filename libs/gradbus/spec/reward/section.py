@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import Annotated, Final
 
 from pydantic import Field
@@ -65,8 +66,19 @@ class RewardChange(ScorerSpec):
     """A scorer that takes the place of the one before it, with all its settings."""
 
     from_group: int = Field(
-        ge=0, le=MAX_GROUP, description="Index of the first group that it judges; groups are numbered from 0 as they are dispatched."
+        ge=0, le=MAX_GROUP, description="Index of the first group that it judges; they are numbered as they are dispatched."
     )
+    from_version: int | None = Field(
+        None,
+        ge=0,
+        le=MAX_GROUP,
+        description="First version whose held-out rows it judges; default: that which the step of its first group trains, if no group is "
+        "filtered.",
+    )
+
+    def first_version(self, groups_per_step: int) -> int:
+        """The first version whose held-out rows it judges."""
+        return -(-self.from_group // groups_per_step) if self.from_version is None else self.from_version
 
 
 class RewardSpec(ScorerSpec):
@@ -98,17 +110,21 @@ class RewardSpec(ScorerSpec):
         changes = {f"reward.changes.{n}": change for n, change in enumerate(self.changes)}
         return {"reward": self, **shadows, **changes}
 
-    def at(self, group: int) -> RewardSpec:
-        """The section by which this group is judged, without changes."""
-        newest = next((change for change in reversed(self.changes) if change.from_group <= group), None)
-        scorer = {} if newest is None else {name: getattr(newest, name) for name in ScorerSpec.model_fields}
-        return self.model_copy(update={**scorer, "changes": ()})
+    @property
+    def in_turn(self) -> list[RewardSpec]:
+        """The sections that judge one after the other, each without changes."""
+        scorers = [{name: getattr(change, name) for name in ScorerSpec.model_fields} for change in self.changes]
+        return [self.model_copy(update={**scorer, "changes": ()}) for scorer in ({}, *scorers)]
+
+    def turn_of_group(self, group: int) -> int:
+        """The position among `in_turn` of the section that judges a group."""
+        return bisect_right([change.from_group for change in self.changes], group)
+
+    def turn_of_version(self, version: int, groups_per_step: int) -> int:
+        """The same for the held-out rows of a version."""
+        begun = (turn for turn, change in enumerate(self.changes, start=1) if change.first_version(groups_per_step) <= version)
+        return max(begun, default=0)
 
     def with_change(self, change: RewardChange) -> RewardSpec:
         """The section with one more change, at its place."""
         return self.model_copy(update={"changes": tuple(sorted((*self.changes, change), key=lambda one: one.from_group))})
-
-    @property
-    def in_turn(self) -> list[RewardSpec]:
-        """The sections that judge groups one after the other, each without changes."""
-        return [self.at(-1), *(self.at(change.from_group) for change in self.changes)]

@@ -60,8 +60,10 @@ class Evaluator:
         self._active: tuple[int, GroupPipeline] | None = None
 
     def change_scorer(self, change: RewardChange) -> None:
-        """From a group on another scorer judges, and with it the versions whose step begins there or later, of which none was evaluated."""
+        """From a group on another scorer judges, and with it the versions whose step begins there or later: no row of theirs was judged."""
         self._changes.append(change)
+        if self._active is not None:
+            self._active[1].change_scorer(change)
 
     @property
     def running(self) -> int | None:

@@ -14,8 +14,8 @@ class FirstAnswers:
         self._called: set[str] = set()
         self._waiting: dict[str, tuple[float, float]] = {}
         """When the first call to a service began and how many seconds it may take, by the service's description."""
-        self.has_scored = False
-        """Whether a call of a scorer has succeeded."""
+        self.scored: set[str] = set()
+        """The scorers of which a call has succeeded, by their sections."""
 
     @contextmanager
     def call(self, service: str, seconds: float) -> Iterator[bool]:

@@ -6,7 +6,7 @@ A failed call never becomes a reward of 0: the unanswered samples stay in the gr
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -42,6 +42,10 @@ TakeAnswers = Callable[[PendingGroup, Sequence[SequenceLogProbs]], None]
 """Takes what a frozen model says of each sample of a group."""
 
 
+def _last_calls() -> deque[tuple[int, float]]:
+    return deque(maxlen=_REMEMBERED_CALLS)
+
+
 @dataclass(slots=True)
 class ScoringState:
     """The groups that are waited for, why their scoring fails, and the time that scoring takes."""
@@ -52,8 +56,8 @@ class ScoringState:
     """Index to why the last attempt failed."""
     fault: str = ""
     """Why the run must end: a sample fails again and again, and would go on to. Empty while there is hope."""
-    call_seconds: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_REMEMBERED_CALLS))
-    """Samples and seconds of the last calls of the scorer that returned a result."""
+    call_seconds: defaultdict[str, deque[tuple[int, float]]] = field(default_factory=lambda: defaultdict(_last_calls))
+    """Samples and seconds of the last calls that returned a result, by the section of the scorer."""
     busy: BusyTimer = field(default_factory=BusyTimer)
     """Time with at least one call in flight."""
     scored: BusyTimer = field(default_factory=BusyTimer)
@@ -145,8 +149,8 @@ class GroupJudge:
         with self._state.first_answers.call(scorer.name, scorer.timeout) as is_first:
             response = await scorer.stub.Score(request, timeout=scorer.timeout, wait_for_ready=is_first)
         if any(result.status in _FINAL_ANSWERS for result in response.results):
-            self._state.call_seconds.append((len(request.samples), time.monotonic() - began))
-            self._state.first_answers.has_scored = True
+            self._state.call_seconds[scorer.reward_json].append((len(request.samples), time.monotonic() - began))
+            self._state.first_answers.scored.add(scorer.reward_json)
         return {result.sample_id: result for result in response.results}
 
     def _take_answers(self, asked: Sequence[tuple[PendingGroup, int]], results: Mapping[str, SampleReward], call: ServiceCall) -> None:

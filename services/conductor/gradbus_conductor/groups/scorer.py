@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -89,9 +88,9 @@ class RunScorers:
 
     def of(self, index: int) -> RunScorer:
         """The scorer of a group."""
-        if not self._starts:
+        if not self._reward.changes:
             return self._scorers[0]
-        return self._scorers[bisect_right(self._starts, self._tasks.judged_as(index, self._groups_per_step))]
+        return self._scorers[self._tasks.turn(self._reward, index, self._groups_per_step)]
 
     def change(self, change: RewardChange) -> None:
         """Adds a scorer, which judges groups from one on that nobody has asked for yet."""
@@ -100,7 +99,6 @@ class RunScorers:
     def _set(self, reward: RewardSpec) -> None:
         self._reward = reward
         self._scorers = [RunScorer.of(self._clients, self._run_id, section, self._tasks.version_files) for section in reward.in_turn]
-        self._starts = [change.from_group for change in reward.changes]
 
 
 def _text_samples(pending: PendingGroup, call: ServiceCall) -> Iterator[dict[str, Any]]:

@@ -69,7 +69,8 @@ class Scoring:
         self._calls: dict[asyncio.Task[None], _Call] = {}
         self._batch_size = _MAX_GROUPS_PER_CALL
         self.state = ScoringState()
-        self._first_call: float | None = None
+        self._first_calls: dict[str, float] = {}
+        """When each scorer was first called, by its section."""
         self._judge = GroupJudge(clients, run_id, spec, traces, self.state, tasks)
 
     def change_scorer(self, change: RewardChange) -> None:
@@ -117,20 +118,20 @@ class Scoring:
     def _start(self, batch: list[PendingGroup], *, is_repeat: bool = False) -> None:
         for pending in batch:
             pending.calls += 1
-        if self._first_call is None:
-            self._first_call = time.monotonic()
+        scorer = self._judge.scorers.of(batch[0].index)
+        self._first_calls.setdefault(scorer.reward_json, time.monotonic())
         task = asyncio.create_task(self._process(batch), name="score")
         call = self._calls[task] = _Call(batch, is_repeat)
         task.add_done_callback(self._on_call_done)
-        if not self._judge.scorers.of(batch[0].index).is_users:
+        if not scorer.is_users:
             return  # a grader's processes are the run's own: what hangs there is found and ended by the reward service
-        late = _late_after(self.state.call_seconds, sum(len(pending.unanswered()) for pending in batch))
+        late = _late_after(self.state.call_seconds[scorer.reward_json], sum(len(pending.unanswered()) for pending in batch))
         if late < self._timeout:
             call.timer = asyncio.get_running_loop().call_later(late, self._repeat, call)
 
     def _repeat(self, late: _Call) -> None:
         """Asks again about the groups of a late call, in two calls. The late call may still be the first to answer."""
-        if self._may_be_starting():
+        if self._may_be_starting(late):
             late.timer = asyncio.get_running_loop().call_later(_FIRST_LATE_SECONDS, self._repeat, late)
             return
         groups = [pending for pending in late.batch if pending.index in self.state.wanted and pending.entry is None]
@@ -142,10 +143,9 @@ class Scoring:
                 self._repeats -= 1.0
                 self._start(part, is_repeat=True)
 
-    def _may_be_starting(self) -> bool:
-        if self.state.first_answers.has_scored or self._first_call is None:
-            return False
-        return time.monotonic() - self._first_call < _START_SECONDS
+    def _may_be_starting(self, call: _Call) -> bool:
+        section = self._judge.scorers.of(call.batch[0].index).reward_json
+        return section not in self.state.first_answers.scored and time.monotonic() - self._first_calls[section] < _START_SECONDS
 
     def _on_call_done(self, task: asyncio.Task[None]) -> None:
         if (timer := self._calls.pop(task).timer) is not None:

@@ -8,6 +8,7 @@ from typing import Final, Protocol
 
 from gradbus.control.runs import WorkerPresence
 from gradbus.experience import GroupStore
+from gradbus.spec import RewardSpec
 from gradbus.telemetry import Attributes, evaluation_trace, group_trace
 from gradbus.v1.group_pb2 import Group
 from gradbus.v1.task_pb2 import TaskKind
@@ -44,8 +45,8 @@ class TaskSet(Protocol):
         """Indexes of the groups that a worker is sampling."""
         ...
 
-    def judged_as(self, index: int, groups_per_step: int) -> int:
-        """The training group whose scorer judges this group."""
+    def turn(self, reward: RewardSpec, index: int, groups_per_step: int) -> int:
+        """Whose turn of the run's scorers it is to judge a group."""
         ...
 
     async def get(self, store: GroupStore, indexes: Sequence[int]) -> dict[int, Group]:
@@ -79,8 +80,8 @@ class TrainingTasks:
     def claims(self, worker: WorkerPresence) -> Sequence[int]:  # noqa: D102
         return worker.claims
 
-    def judged_as(self, index: int, groups_per_step: int) -> int:  # noqa: ARG002, D102
-        return index
+    def turn(self, reward: RewardSpec, index: int, groups_per_step: int) -> int:  # noqa: ARG002, D102
+        return reward.turn_of_group(index)
 
     async def get(self, store: GroupStore, indexes: Sequence[int]) -> dict[int, Group]:  # noqa: D102
         return await store.get(indexes)
@@ -112,9 +113,8 @@ class EvaluationTasks:
     def claims(self, worker: WorkerPresence) -> Sequence[int]:  # noqa: D102
         return [index for version, index in worker.evaluation_claims if version == self.version]
 
-    def judged_as(self, index: int, groups_per_step: int) -> int:  # noqa: ARG002
-        """All held-out rows of a version as the first group of the step that trains it."""
-        return self.version * groups_per_step
+    def turn(self, reward: RewardSpec, index: int, groups_per_step: int) -> int:  # noqa: ARG002, D102
+        return reward.turn_of_version(self.version, groups_per_step)
 
     async def get(self, store: GroupStore, indexes: Sequence[int]) -> dict[int, Group]:  # noqa: D102
         return await store.get_evaluation(self.version, indexes)

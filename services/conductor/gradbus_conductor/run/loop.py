@@ -1,7 +1,7 @@
 """The loop of one run.
 
         versions, groups, workers, desired state ──▶ wake
-        wake: collect ─▶ admit ─▶ evaluate ─▶ dispatch ─▶ archive
+        wake: collect ─▶ admit ─▶ evaluate ─▶ dispatch ─▶ change the scorer ─▶ archive
         twice a second, before: look for faults; after: repair ─▶ write the status
 
 Each pass compares the stored state with what the schedule wants, at every wake-up and twice a second: no message is needed.
@@ -36,7 +36,7 @@ from gradbus_conductor.run.stall import Blockers, StallDetector
 from gradbus_conductor.run.status import RunSnapshot
 from gradbus_conductor.run.trainers import TrainerWatch
 from gradbus_conductor.schedules.of_run import schedule_for
-from gradbus_conductor.schedules.scorers import ScorerSchedule
+from gradbus_conductor.scorer_schedule import ScorerSchedule
 
 _TICK_SECONDS = 0.5
 _SCORING_GRACE_SECONDS = 3.0
@@ -199,15 +199,17 @@ class RunLoop:
     async def _change_scorer(self) -> None:
         """Gives the run the scorers that its user asks for, from the next group on that is not dispatched.
 
-        The next version may be under evaluation already, as the groups of its step are judged.
+        The rows of the next version may be dispatched already: they are judged as before, and so are all groups up to its step's.
         """
-        wanted, first = self._context.runs.wanted_scorers(self._context.run_id), 0
-        if self._heads.version >= 0:
-            if not self._is_registered:
-                return
-            under_evaluation = (self._heads.version + 2) * self._context.record.spec.schedule.groups_per_step
-            first = max(self._schedule.next_group, under_evaluation)
-        self._take(await self._scorers.decide(wanted, first))
+        head, size = self._heads.version, self._context.record.spec.schedule.groups_per_step
+        if head < 0 and not self._pipeline.waiting_bytes and not self._evaluator.waiting_bytes:
+            first, version = 0, 0
+        elif self._is_registered:
+            first, version = max(self._schedule.next_group, (head + 2) * size), head + 2
+        else:
+            return
+        wanted = self._context.runs.wanted_scorers(self._context.run_id)
+        self._take(await self._scorers.decide(wanted, first, version))
 
     def _take(self, changes: Iterable[RewardChange]) -> None:
         for change in changes:

@@ -47,7 +47,7 @@ class DynamicLag:
 
     @property
     def next_group(self) -> int:  # noqa: D102
-        return self._next
+        return max([self._next, *(index + 1 for index in self._verdicts)])  # after a recovery the log may be ahead of `_next`
 
     def outstanding(self) -> dict[int, int]:  # noqa: D102
         return self._outstanding

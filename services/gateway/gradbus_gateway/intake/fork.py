@@ -74,7 +74,7 @@ class Forks:
 
 def forked(parent: RunSpec, run_id: str, version: int, changes: Mapping[str, Any]) -> Json:
     """The spec of `parent` with `changes`, with this version as its model, and with the steps that `parent` had left after it."""
-    judged = parent.reward.at(version * parent.schedule.groups_per_step)
+    judged = parent.reward.in_turn[parent.reward.turn_of_version(version, parent.schedule.groups_per_step)]
     spec: Json = parent.model_copy(update={"reward": judged}).model_dump(mode="json")
     spec["name"] = parent.name[: MOST_NAME_CHARACTERS - len(_SUFFIX)] + _SUFFIX
     spec["schedule"]["steps"] = parent.schedule.steps - version

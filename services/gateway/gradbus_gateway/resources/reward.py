@@ -14,7 +14,7 @@ def reward_resource(run_id: str, spec: RunSpec, wanted: ScorerChanges, decided: 
     for change in decided.applied(spec).reward.changes:
         group = change.from_group
         turns.append(ScorerTurn(from_group=group, wanted_from_group=asked.get(group, group), scorer=_scorer(change)))
-    undecided = wanted.undecided(decided)
+    undecided = wanted.beyond(decided)
     turns += [ScorerTurn(from_group=None, wanted_from_group=change.from_group, scorer=_scorer(change)) for change in undecided]
     return RewardResource(run_id=run_id, scorers=turns)
 

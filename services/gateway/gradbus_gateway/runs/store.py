@@ -123,10 +123,7 @@ class RunStore:
     async def scorers(self, run_id: str) -> tuple[ScorerChanges, ScorerChanges]:
         """The scorers that the run was given since its submission: those asked for, and those decided. Raises `unreadable-run`."""
         wanted, decided = await asyncio.gather(*(self._bucket.get(f"{run_id}.{key}") for key in (WANTED_SCORERS, SCORERS)))
-        try:
-            return _scorers(wanted), _scorers(decided)
-        except ValidationError as error:
-            raise unreadable_run(f"the scorers of run {run_id} cannot be read: {first_line(error)}") from None
+        return _scorers(wanted, run_id), _scorers(decided, run_id)
 
     async def changed_spec(self, run: Run) -> RunSpec:
         """The run's spec with the scorers that it was given since its submission. Raises `unreadable-run`."""
@@ -144,7 +141,7 @@ class RunStore:
             if run.is_final or run.desired == "cancelled":
                 detail = f"run {run_id} is {run.state}: its groups are judged; submit a new run instead"
                 raise ProblemError(409, "state-forbids", detail)
-            wanted = _scorers(stored)
+            wanted = _scorers(stored, run_id)
             if wanted.changes and wanted.changes[-1] == change:
                 return
             value = wanted.added(change).to_bytes()
@@ -228,8 +225,13 @@ class _Stored:
             raise unreadable_run(str(error)) from None
 
 
-def _scorers(stored: Entry | None) -> ScorerChanges:
-    return ScorerChanges.parse(stored.value if stored else None)
+def _scorers(stored: Entry | None, run_id: str) -> ScorerChanges:
+    """Raises the problem `unreadable-run`."""
+    try:
+        return ScorerChanges.parse(stored.value if stored else None)
+    except ValidationError as error:
+        advice = f"restore the keys {run_id}.{WANTED_SCORERS} and {run_id}.{SCORERS} in the bucket `runs`"
+        raise unreadable_run(f"the scorers of run {run_id} cannot be read ({first_line(error)}); {advice}") from None
 
 
 def _concurrent_change(run_id: str) -> ProblemError:

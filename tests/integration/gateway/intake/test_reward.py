@@ -68,6 +68,8 @@ async def test_toml_is_taken_as_well(http, submitted):
         ({"grader": {"type": "string_check", "input": "a", "reference": "{{ item.gone }}"}}, "grader.reference", "not a column"),
         ({"service": "http://169.254.169.254/x"}, "service", ""),
         (TAGS | {"from_group": -1}, "from_group", "greater"),
+        (TAGS | {"from_group": 2**31 - 1}, "from_group", "so many groups"),
+        (TAGS | {"from_version": 2}, "from_version", "the run decides it"),
         (TAGS | {"timeout_seconds": 5.0}, "timeout_seconds", ""),
         (TAGS | {"shadow": {}}, "shadow", ""),
     ],

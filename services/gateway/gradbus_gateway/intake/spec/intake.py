@@ -13,6 +13,8 @@ from gradbus.algorithms import need_faults
 from gradbus.errors import Fault, SpecError
 from gradbus.objects import ObjectStore
 from gradbus.spec import (
+    MAX_CHANGES,
+    MAX_GROUP,
     AlgorithmSpec,
     DataSpec,
     EnvironmentSpec,
@@ -139,7 +141,14 @@ class SpecIntake:
                 raise SpecError(faults)
         except SpecError as error:
             raise SpecError([replace(fault, path=_field_of_scorer(fault.path)) for fault in error.faults]) from None
-        return changed.reward.changes[0]
+        change = changed.reward.changes[0]
+        if change.from_version is not None:
+            raise SpecError([Fault("from_version", "the run decides it", str(change.from_version), "none")])
+        if change.from_group > MAX_GROUP - MAX_CHANGES:
+            raise SpecError(
+                [Fault("from_group", "no run has so many groups", str(change.from_group), f"at most {MAX_GROUP - MAX_CHANGES}")]
+            )
+        return change
 
     def _fixed_scorer(self, spec: RunSpec) -> Fault | None:
         """Why the scorer of this run stays what it is; None if it may change."""
@@ -203,7 +212,7 @@ def with_operator_scorer(body: object, service: str) -> object:
     if not service or not isinstance(body, Mapping) or body.get("kind", "rl") != "rl" or not _reads_reward(body):
         return body
     given = body.get("reward")
-    sources = {"grader", "service", "model"}
+    sources = {"grader", "service", "model", "changes"}
     others = {name: value for name, value in given.items() if name not in sources} if isinstance(given, Mapping) else {}
     return {**body, "reward": {**others, "service": service}}
 

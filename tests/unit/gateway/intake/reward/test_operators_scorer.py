@@ -15,6 +15,7 @@ SERVICE = "grpc://my-reward:50051"
     [
         ({"grader": {"type": "string_check"}, "timeout_seconds": 3}, {"timeout_seconds": 3, "service": SERVICE}),
         ({"service": "http://elsewhere/x"}, {"service": SERVICE}),
+        ({"grader": {}, "changes": [{"from_group": 0, "grader": {}}]}, {"service": SERVICE}),
         (None, {"service": SERVICE}),
         ("nonsense", {"service": SERVICE}),
     ],

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from gradbus.bus import Buckets, EventLog
 from gradbus.control.scorers import ScorerChanges
-from gradbus.errors import FencedError
+from gradbus.errors import CorruptRecordError, FencedError
 from gradbus.spec import RewardChange
-from gradbus_conductor.schedules.scorers import ScorerSchedule
+from gradbus_conductor.scorer_schedule import ScorerSchedule
 
 
 def change(name, from_group=0):
@@ -29,8 +29,9 @@ async def conductors(clients, record, run_id):
     bucket = await clients.bus.bucket(Buckets.RUNS)
     spec_with = record(reward={"service": "http://scorer/first", "changes": [{"from_group": 12, "service": "http://scorer/told"}]})
 
-    def make(run=run_id):
-        one = spec_with.model_copy(update={"run_id": run})
+    def make(run=run_id, **schedule):
+        spec = spec_with.spec.model_copy(update={"schedule": spec_with.spec.schedule.model_copy(update=schedule)})
+        one = spec_with.model_copy(update={"run_id": run, "spec": spec})
         return ScorerSchedule(bucket, one, EventLog(clients.bus, run))
 
     yield make
@@ -40,8 +41,8 @@ async def conductors(clients, record, run_id):
 async def test_a_scorer_begins_with_the_group_that_is_next_or_with_a_later_one_that_is_asked_for(conductors, clients, run_id):
     one = conductors()
     assert await one.recover() == ()
-    assert told(await one.decide(wanted(change("a"), change("b", 40)), 8)) == [("a", 8), ("b", 40)]
-    assert await one.decide(wanted(change("a"), change("b", 40)), 16) == (), "decided before"
+    assert told(await one.decide(wanted(change("a"), change("b", 40)), 8, 3)) == [("a", 8), ("b", 40)]
+    assert await one.decide(wanted(change("a"), change("b", 40)), 16, 3) == (), "decided before"
     events = EventLog(clients.bus, run_id)
     await one._events.wait_until_stored()
     assert [event.message for event in await events.read()] == [
@@ -53,17 +54,17 @@ async def test_a_scorer_begins_with_the_group_that_is_next_or_with_a_later_one_t
 async def test_no_group_begins_two_scorers_those_of_the_spec_among_them(conductors):
     one = conductors()
     await one.recover()
-    found = await one.decide(wanted(change("a"), change("b"), change("c", 12)), 11)
+    found = await one.decide(wanted(change("a"), change("b"), change("c", 12)), 11, 3)
     assert told(found) == [("a", 11), ("b", 13), ("c", 14)]
 
 
 async def test_the_next_conductor_has_the_same_decisions_and_only_adds_to_them(conductors):
     one = conductors()
     await one.recover()
-    await one.decide(wanted(change("a")), 8)
+    await one.decide(wanted(change("a")), 8, 3)
     following = conductors()
     assert told(await following.recover()) == [("a", 8)]
-    assert told(await following.decide(wanted(change("a"), change("b")), 9)) == [("b", 9)]
+    assert told(await following.decide(wanted(change("a"), change("b")), 9, 3)) == [("b", 9)]
 
 
 async def test_a_conductor_that_froze_decides_nothing_any_more(conductors):
@@ -71,8 +72,29 @@ async def test_a_conductor_that_froze_decides_nothing_any_more(conductors):
     await frozen.recover()
     await following.recover()
     with pytest.raises(FencedError):
-        await frozen.decide(wanted(change("a")), 8)
+        await frozen.decide(wanted(change("a")), 8, 3)
     assert await conductors().recover() == ()
+
+
+async def test_where_filtered_groups_take_no_place_in_a_step_the_version_is_decided_too(conductors):
+    one = conductors(dynamic_sampling=4)
+    await one.recover()
+    [found] = await one.decide(wanted(change("a")), 80, 5)
+    assert (found.from_group, found.from_version) == (80, 5)
+
+
+async def test_changes_of_a_newer_release_are_left_alone_and_the_run_goes_on(conductors):
+    one = conductors()
+    await one.recover()
+    newer = wanted(change("a")).replace(b'"from_group"', b'"mood": "calm", "from_group"')
+    assert await one.decide(newer, 8, 3) == ()
+    assert told(await one.decide(wanted(change("a")), 8, 3)) == [("a", 8)], "once it can be read"
+
+
+async def test_decisions_that_cannot_be_read_say_which_key_it_is(conductors, clients, run_id):
+    await (await clients.bus.bucket(Buckets.RUNS)).put(f"{run_id}.scorers", b"nothing")
+    with pytest.raises(CorruptRecordError, match=f"{run_id}.scorers in the bucket"):
+        await conductors().recover()
 
 
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -88,7 +110,7 @@ async def test_a_decided_group_never_changes_and_lies_behind_all_that_were_dispa
         if dies:
             one = conductors(run)
             assert dict(told(await one.recover())).items() >= decided.items()
-        for name, group in told(await one.decide(wanted(*asked), dispatched)):
+        for name, group in told(await one.decide(wanted(*asked), dispatched, 3)):
             assert name not in decided
             assert group >= max(dispatched, least if int(name) >= len(asked) - count else 0)
             assert group not in known | {12}

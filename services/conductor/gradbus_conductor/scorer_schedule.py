@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pydantic import ValidationError
+
 from gradbus.bus import Bucket, EventLog, OwnedKey
 from gradbus.control.runs import RunRecord
 from gradbus.control.scorers import SCORERS, ScorerChanges
+from gradbus.errors import CorruptRecordError, first_line
 from gradbus.spec import RewardChange
 from gradbus.telemetry import get_logger
 
@@ -27,29 +30,48 @@ class ScorerSchedule:
         """The wanted changes that were last looked at."""
 
     async def recover(self) -> tuple[RewardChange, ...]:
-        """The decisions of earlier conductors, which can make no more from then on. Raises FencedError."""
-        self._decided = ScorerChanges.parse(await self._stored.read())
+        """The decisions of earlier conductors, which can make no more from then on. Raises FencedError and CorruptRecordError."""
+        try:
+            self._decided = ScorerChanges.parse(await self._stored.read())
+        except ValidationError as error:
+            advice = "restore its value, or delete it and change the scorer again"
+            raise CorruptRecordError(
+                f"the key {self._stored.key} in the bucket `runs` cannot be read ({first_line(error)}); {advice}"
+            ) from None
         await self._stored.write(self._decided.to_bytes())
         return self._decided.changes
 
-    async def decide(self, wanted: bytes | None, first: int) -> tuple[RewardChange, ...]:
-        """The wanted changes that this call decides. Groups before `first` may be judged already. Raises FencedError."""
+    async def decide(self, wanted: bytes | None, first: int, version: int) -> tuple[RewardChange, ...]:
+        """The wanted changes that this call decides.
+
+        Groups before `first`, and held-out rows of versions before `version`, may be judged already. Raises FencedError.
+        """
         if wanted == self._seen:
             return ()
-        before = self._decided
+        self._seen, before = wanted, self._decided
         decided = before
-        for change in ScorerChanges.parse(wanted).undecided(before):
-            group = self._free(max(first, change.from_group), decided)
-            decided = decided.added(change.model_copy(update={"from_group": group}))
+        for change in self._parsed(wanted).beyond(before):
+            group = self._next_free(max(first, change.from_group), decided)
+            # Where filtered groups take no place in a step, indexes say nothing about steps.
+            of_rows = None if self._record.spec.schedule.has_fixed_steps else version
+            decided = decided.added(change.model_copy(update={"from_group": group, "from_version": of_rows}))
         if decided != before:
             await self._stored.write(decided.to_bytes())
-        self._decided, self._seen = decided, wanted
-        new = decided.undecided(before)
+        self._decided = decided
+        new = decided.beyond(before)
         for change in new:
             self._report(change)
         return new
 
-    def _free(self, group: int, decided: ScorerChanges) -> int:
+    def _parsed(self, wanted: bytes | None) -> ScorerChanges:
+        """What users want; nothing new if a newer release wrote it, for the run goes on with the scorer that it has."""
+        try:
+            return ScorerChanges.parse(wanted)
+        except ValidationError as error:
+            _log.error("scorer_unreadable", run_id=self._record.run_id, error=first_line(error))
+            return self._decided
+
+    def _next_free(self, group: int, decided: ScorerChanges) -> int:
         """The first group from this one on with which no other scorer begins."""
         taken = {change.from_group for change in decided.applied(self._record.spec).reward.changes}
         while group in taken:
