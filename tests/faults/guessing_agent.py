@@ -38,9 +38,9 @@ def agent_spec(game, steps):
 
 def run_id_of(client):
     """The id of the first run, as soon as there is one."""
-    while not (found := client.runs()["data"]):
+    while not (found := client.runs_page().data):
         time.sleep(0.1)
-    return found[0]["id"]
+    return found[0].id
 
 
 class ClaimingAgent:

@@ -190,6 +190,19 @@ async def test_there_are_samples_versions_and_ancestors_of_a_new_run(api, submit
     assert [scorer.kind for scorer in (await api.do("version_lineage", run_id, 0, limit=1)).scorers] == ["grader"]
 
 
+async def test_a_live_run_gets_another_scorer_from_a_file_beside_it(api, submitted, tmp_path):
+    run_id = submitted["id"]
+    (tmp_path / "grade.py").write_text("def grade(sample, item):\n    return 1.0\n")
+    changed = await api.do("change_reward", run_id, {"grader": {"type": "python", "file": "grade.py"}}, tmp_path)
+    assert [turn.scorer.grader.type for turn in changed.scorers] == ["string_check", "python"]
+    assert changed.scorers[1].scorer.grader.source.startswith("def grade")
+    assert await api.do("reward", run_id) == changed
+    with pytest.raises(SpecError) as refused:
+        await api.do("change_reward", run_id, {"grader": {"type": "python", "file": "gone.py"}}, tmp_path)
+    assert "grader.file" in [fault.path for fault in refused.value.faults]
+    assert str(tmp_path / "gone.py") in str(refused.value)
+
+
 async def test_a_browser_is_signed_in_and_the_gateway_is_ready(api, stack, submitted):
     link = await api.do("sign_in_link", submitted["id"])
     assert link.startswith(f"{stack.url}/sign-in#")
