@@ -167,9 +167,14 @@ def _inner_faults(spec: AlgorithmSpec, trainer: TrainerSpec, schedule: ScheduleS
     if schedule and inner.minibatches > schedule.groups_per_step:
         allowed = f"at most schedule.groups_per_step, {schedule.groups_per_step}"
         yield Fault("trainer.inner.minibatches", "a minibatch consists of whole groups", str(inner.minibatches), allowed)
-    if schedule and schedule.max_staleness and spec.trust_region == "none" and not spec.drift:
+    if schedule and schedule.max_staleness and spec.trust_region == "none" and not (spec.drift and spec.importance == "none"):
         message = f"nothing would bound the change of the policy by {inner.updates} updates with samples that are stale already"
-        yield Fault("algorithm.trust_region", message, '"none"', "another one, a drift, schedule.max_staleness = 0, or one update a step")
+        yield Fault(
+            "algorithm.trust_region",
+            message,
+            '"none"',
+            "another one, schedule.max_staleness = 0, or one update a step; or no ratio and a drift, as DRO",
+        )
 
 
 def _bound_faults(spec: AlgorithmSpec) -> Iterator[Fault]:

@@ -60,12 +60,15 @@ class RowCache:
             return
         capacity = room_for(length)
         try:
-            self._storage = _grown(self._storage, self._storage, capacity)
+            grown = _grown(self._storage, self._storage, capacity)
         except torch.OutOfMemoryError:
+            grown = None  # the error's traceback holds the old storage until this block ends
+        if grown is None:
             # Old and new do not fit side by side, and the old may be most of the memory. Host memory has it meanwhile: slow, and rare.
             kept, self._storage, self.layers = self._storage.cpu(), self._storage[..., :0, :].clone(), ()
             torch.cuda.empty_cache()
-            self._storage = _grown(self._storage, kept, capacity)
+            grown = _grown(self._storage, kept, capacity)
+        self._storage = grown
         self.layers = [LayerCache(*layer.unbind()) for layer in self._storage]
         self.turns = [rotation_tables(rope, self._storage.shape[5], capacity).to(self._storage.device) for rope in self._ropes]
 
