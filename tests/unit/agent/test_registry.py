@@ -58,6 +58,17 @@ async def left(monkeypatch):
     return episode, ask, abandoned
 
 
+async def test_an_agent_that_comes_back_and_leaves_again_has_the_same_while_anew(left):
+    episode, ask, _ = left
+    await asyncio.sleep(0.1)
+    assert episode.withdrawn_draw == 0
+    assert episode.submit(Question.of(REQUEST), Mark(b"a")) is ask
+    episode.leave(ask, is_delivered=False)
+    assert episode.withdrawn_draw is None
+    await asyncio.sleep(0.1)
+    assert episode.withdrawn_draw == 0
+
+
 async def test_a_draw_is_withdrawn_a_while_after_nobody_waits_for_it_and_not_for_ever_again(left):
     episode, ask, abandoned = left
     assert episode.submit(Question.of(REQUEST), Mark(b"a")) is ask, "its client comes back at once"

@@ -137,6 +137,7 @@ class AgentEpisode:
         known = self._asks.earlier(question, mark)
         if known is not None and (known.answer.done() or not self._progress.over):
             self._asks.join(known)
+            self._abandoned = -1  # somebody waits again; if it leaves too, a while must pass anew
             self._progress.outcomes["replay"] += 1
             count_turn("replay")
             return known
