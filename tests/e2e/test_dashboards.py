@@ -36,7 +36,7 @@ GRADER = {
 
 CONTROLLERS = {"kl_control": {"target": 0.1}, "entropy_control": {"target": 0.2}}
 CENTRED = {"name": "opd", "trust_region": "cap", "clip": [1.0, 1.0], "centering": 8}
-"""Two algorithms that together report all that any reports."""
+"""With the algorithms of `run` and `played` it reports all that any reports."""
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def run(exporting, lab_on, prometheus, spec, rows):
     """(id, start in Unix seconds) of a run with every kind of work: reward components, a KL term, a critic, evaluation, deltas."""
     body = spec(
         data={"eval": rows([{"prompt": "sun and", "answer": "sun"}])},
-        reward={"grader": GRADER},
+        reward={"grader": GRADER, "cache": True},
         schedule={"steps": 24, "max_staleness": 1},
         algorithm={"name": "ppo", "kl": 0.01, "drift": 1e-3, "nll": 0.1, "second_moment": 0.04, **CONTROLLERS},
         trainer={"critic": {}, "inner": {"epochs": 2, "stop_kl": 0.5}},
@@ -129,7 +129,7 @@ def played(exporting, lab_on, spec):
     source = (
         "class Environment:\n    def reset(self, item, seed): ...\n    def step(self, text): return {'reward': len(text), 'done': True}\n"
     )
-    body = spec(environment={"source": source, "tool_parser": "plain"}, schedule={"steps": 20})
+    body = spec(environment={"source": source, "tool_parser": "plain"}, schedule={"steps": 40}, algorithm={"name": "clip_cov"})
     del body["reward"]
     with lab_on(exporting) as lab:
         run_id = lab.submit(body)
@@ -187,14 +187,15 @@ def name_of(value):
 
 
 @NEEDS
-@pytest.mark.usefixtures("played", "offered")
-def test_every_panel_of_every_dashboard_shows_data(prometheus, run, pairs, taught):
+@pytest.mark.usefixtures("offered")
+def test_every_panel_of_every_dashboard_shows_data(prometheus, run, pairs, taught, played):
     run_id, began = run
     others = {
         "gradbus_preference": pairs,
         "evaluation_loss": pairs,
         "gradbus_policy_teacher_kl": taught,
         "gradbus_policy_total_variation": taught,
+        "gradbus_policy_covariance_clipped": played,
     }
     shown = [(f"{board['title']}: {panel['title']}", target["expr"]) for board, panel in PANELS for target in panel["targets"]]
     empty = {

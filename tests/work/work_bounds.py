@@ -65,8 +65,9 @@ BOUNDS: Final[dict[str, float]] = {
     "conductor: lines a group of four": 443,
     "conductor: calls a group of four": 92,
     # Each run looks twice a second at its workers, faults and overdue groups, and compares its status with the stored one.
-    "conductor: lines a look at a run at rest": 451,
-    "conductor: calls a look at a run at rest": 179,
+    # Whether its user wants another scorer: nine lines and five calls.
+    "conductor: lines a look at a run at rest": 460,
+    "conductor: calls a look at a run at rest": 184,
     # The task with all four groups.
     "conductor: messages a step of four groups": 1,
     # One MGET and one call of the function that appends, which reads the term and for each group sets a bit, appends and deletes.

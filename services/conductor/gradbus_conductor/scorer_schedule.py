@@ -41,13 +41,15 @@ class ScorerSchedule:
         await self._stored.write(self._decided.to_bytes())
         return self._decided.changes
 
+    def is_new(self, wanted: bytes | None) -> bool:
+        """Whether `decide` has not seen these wanted changes."""
+        return wanted != self._seen
+
     async def decide(self, wanted: bytes | None, first: int, version: int) -> tuple[RewardChange, ...]:
         """The wanted changes that this call decides.
 
         Groups before `first`, and held-out rows of versions before `version`, may be judged already. Raises FencedError.
         """
-        if wanted == self._seen:
-            return ()
         self._seen, before = wanted, self._decided
         decided = before
         for change in self._parsed(wanted).beyond(before):

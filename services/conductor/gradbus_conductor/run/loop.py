@@ -87,6 +87,7 @@ class RunLoop:
             try:
                 self._take(await self._scorers.recover())
                 await self._recover()
+                await self._change_scorer()  # before the first group: what was asked for while the run waited judges all of them
                 await self._queue.purge()  # nobody has fetched these tasks, and this conductor dispatches what is missing
                 self._register_outstanding()
                 while (ending := await self._pass()) is None:
@@ -201,15 +202,15 @@ class RunLoop:
 
         The rows of the next version may be dispatched already: they are judged as before, and so are all groups up to its step's.
         """
-        head, size = self._heads.version, self._context.record.spec.schedule.groups_per_step
-        if head < 0 and not self._pipeline.waiting_bytes and not self._evaluator.waiting_bytes:
-            first, version = 0, 0
-        elif self._is_registered:
-            first, version = max(self._schedule.next_group, (head + 2) * size), head + 2
-        else:
-            return
         wanted = self._context.runs.wanted_scorers(self._context.run_id)
-        self._take(await self._scorers.decide(wanted, first, version))
+        if not self._scorers.is_new(wanted):
+            return
+        head, first = self._heads.version, self._schedule.next_group
+        if first == 0 and self._evaluator.newest is None and not self._evaluator.waiting_bytes:
+            self._take(await self._scorers.decide(wanted, 0, 0))
+        elif self._is_registered:
+            first = max(first, (head + 2) * self._context.record.spec.schedule.groups_per_step)
+            self._take(await self._scorers.decide(wanted, first, head + 2))
 
     def _take(self, changes: Iterable[RewardChange]) -> None:
         for change in changes:

@@ -54,7 +54,8 @@ caching.IndexDataCacheFile.save = save
 """
 
 
-@pytest.mark.parametrize("trouble", [pytest.param(NO_FOLDER, marks=pytest.mark.slow), FULL_DISK], ids=["no folder", "a full disk"])
+@pytest.mark.slow
+@pytest.mark.parametrize("trouble", [NO_FOLDER, FULL_DISK], ids=["no folder", "a full disk"])
 def test_where_nothing_can_be_kept_each_process_compiles(trouble, tmp_path):
     found = child(f"from numba.core import caching\n{NO_CHILD}\n{trouble}\n{FIND}", NUMBA_CACHE_DIR=str(tmp_path))
     assert found.strip() == "True"

@@ -56,7 +56,7 @@ def plain(spec, folder, batches):
     [
         (2, {"kind": "head", "updates": 2, "learning_rate": 1e-2}),
         pytest.param(2, {"kind": "full", "freeze": "attention", "warmup_steps": 1, "length_alpha": 0.3}, marks=pytest.mark.slow),
-        (3, {"kind": "lora", "updates": 2, "learning_rate": 1e-2}),
+        pytest.param(3, {"kind": "lora", "updates": 2, "learning_rate": 1e-2}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
