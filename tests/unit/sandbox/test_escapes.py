@@ -90,7 +90,7 @@ FILES = {
 }
 CHANGES = {
     "the standard library": "open(os.__file__, 'a')",
-    "code for every interpreter": "open(os.path.dirname(os.__file__) + '/site-packages/x.pth', 'w')",
+    "code for every interpreter": "open(os.path.dirname(os.__file__) + '/usercustomize.py', 'w')",
     "a system's program": "open('/usr/bin/x', 'w')",
     "a folder in the root": "os.mkdir('/x')",
 }
