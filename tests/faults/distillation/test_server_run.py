@@ -44,6 +44,7 @@ def taught(spec, example, peer):
     }
 
 
+@pytest.mark.slow  # the reference service's own tests have a server that is away
 async def test_a_server_that_is_away_is_waited_for_and_every_answer_is_in_the_log(stack_of, taught, peer):
     async with stack_of(1) as stack:
         client = Client(stack.url, stack.api_key)
