@@ -18,7 +18,7 @@ from gradbus.client.calls import Action, Call, SampleSelection
 from gradbus.client.client import Client
 from gradbus.client.discovery import find_authority, find_gateway
 from gradbus.client.retries import RetryPolicy
-from gradbus.client.steps import Steps
+from gradbus.client.steps import Driven, Steps
 from gradbus.client.stream import STREAM_TIMEOUT, Following, StreamError
 from gradbus.client.submission import SpecSource, change_scorer, prepare
 from gradbus.control.runs import FINAL_STATES
@@ -241,22 +241,16 @@ class AsyncClient:
 
     async def _run(self, work: Steps[Result]) -> Result:
         """Does the steps one after the other; their errors are raised in them."""
-        answer: object = None
-        error: GradbusError | None = None
-        while True:
-            try:
-                step = work.throw(error) if error else work.send(answer)
-            except StopIteration as end:
-                result: Result = end.value
-                return result
-            answer = error = None
+        driven = Driven(work)
+        while (step := driven.next()) is not None:
             if isinstance(step, float):
                 await asyncio.sleep(step)
                 continue
             try:
-                answer = await self._send(step)
-            except GradbusError as raised:
-                error = raised
+                driven.answer = await self._send(step)
+            except GradbusError as error:
+                driven.error = error
+        return driven.result
 
     async def _send(self, call: Call[Result]) -> Result:
         async def once() -> Result:

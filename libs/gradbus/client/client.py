@@ -17,7 +17,7 @@ from gradbus.client.calls import Action, Call, SampleSelection
 from gradbus.client.discovery import find_authority, find_gateway
 from gradbus.client.export import check_empty, write_export
 from gradbus.client.retries import RetryPolicy
-from gradbus.client.steps import Steps
+from gradbus.client.steps import Driven, Steps
 from gradbus.client.stream import STREAM_TIMEOUT, Following, StreamError
 from gradbus.client.submission import SpecSource, change_scorer, prepare
 from gradbus.control.runs import FINAL_STATES
@@ -263,22 +263,16 @@ class Client:
 
     def _run(self, work: Steps[Result]) -> Result:
         """Does the steps one after the other; their errors are raised in them."""
-        answer: object = None
-        error: GradbusError | None = None
-        while True:
-            try:
-                step = work.throw(error) if error else work.send(answer)
-            except StopIteration as end:
-                result: Result = end.value
-                return result
-            answer = error = None
+        driven = Driven(work)
+        while (step := driven.next()) is not None:
             if isinstance(step, float):
                 time.sleep(step)
                 continue
             try:
-                answer = self._send(step)
-            except GradbusError as raised:
-                error = raised
+                driven.answer = self._send(step)
+            except GradbusError as error:
+                driven.error = error
+        return driven.result
 
     def _send(self, call: Call[Result]) -> Result:
         def once() -> Result:

@@ -6,11 +6,11 @@ import re
 import time
 from collections.abc import Callable, Generator
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from gradbus.client.calls import LARGEST_PAGE, Call, get_run, list_runs
 from gradbus.control.runs import FINAL_STATES
-from gradbus.errors import NotFoundError, RunNameError
+from gradbus.errors import GradbusError, NotFoundError, RunNameError
 from gradbus.resources.page import Page
 from gradbus.resources.runs import RunResource, RunSummary
 
@@ -19,6 +19,26 @@ Item = TypeVar("Item")
 Steps = Generator[Call[Any] | float, Any, Result]
 _RUN_ID = re.compile(r"run-[0-9a-f]{12}-[0-9a-f]{6}")
 _NAMED = 5
+
+
+class Driven(Generic[Result]):
+    """Steps that a client does one after the other. It sets `answer` or `error` after each, and the error is raised in the steps."""
+
+    def __init__(self, work: Steps[Result]) -> None:
+        self._work = work
+        self.answer: object = None
+        self.error: GradbusError | None = None
+        self.result: Result
+
+    def next(self) -> Call[Any] | float | None:
+        """The next step; None at the end, with which there is a `result`. Raises what the steps raise."""
+        answer, error = self.answer, self.error
+        self.answer = self.error = None
+        try:
+            return self._work.throw(error) if error else self._work.send(answer)
+        except StopIteration as end:
+            self.result = end.value
+            return None
 
 
 def find_id(given: str) -> Steps[str]:
