@@ -12,7 +12,8 @@ from gradbus_trainer.checkpoints.state import TrainerState
 from gradbus_trainer.learners.base import Learner, RatioMetrics, StepMetrics
 from gradbus_trainer.step.batch import Batch
 from gradbus_trainer.step.batch_builder import BatchStats, build_batch
-from gradbus_trainer.step.covariance import Spared, without_covarying
+from gradbus_trainer.step.covariance import without_covarying
+from gradbus_trainer.step.dropped_tokens import Dropped
 from gradbus_trainer.step.groups import LoggedGroup
 from gradbus_trainer.step.kl_in_reward import with_kl_in_reward
 from gradbus_trainer.step.whitening import whitened
@@ -40,8 +41,8 @@ class Fold:
             batch = Batch(batch.step, with_kl_in_reward(batch.samples, coefficients.kl))
         if not self._algorithm.needs_critic:  # otherwise the learner makes the advantages, and whitens them
             batch = Batch(batch.step, whitened(batch.samples, self._spec.algorithm.whiten))
-        spared = without_covarying(batch, self._spec.algorithm.covariance_clip, self._spec.seed)
-        metrics = self._told(spared, replace(self._learner.train(spared.batch, coefficients), coefficients=coefficients))
+        clipped = without_covarying(batch, self._spec.algorithm.covariance_clip, self._spec.seed)
+        metrics = self._told(clipped, replace(self._learner.train(clipped.batch, coefficients), coefficients=coefficients))
         if coefficients is not None and metrics.updates:
             observed = Observed(metrics.loss.kl, metrics.loss.entropy, self._spec.samples_per_step)
             self.state.controllers = after_step(self._spec.algorithm, self.state.controllers, observed)
@@ -51,12 +52,12 @@ class Fold:
         """These groups are trained; the next step begins."""
         self.state.add_trained(groups, self._sampling)
 
-    def _told(self, spared: Spared, metrics: StepMetrics) -> StepMetrics:
+    def _told(self, clipped: Dropped, metrics: StepMetrics) -> StepMetrics:
         """The metrics with what the batch alone tells, and without what it cannot tell."""
         if not self._algorithm.is_sampled:
             return replace(metrics, ratio=RatioMetrics())  # to a policy that sampled nothing
-        batch = spared.batch
-        metrics = replace(metrics, ratio=replace(metrics.ratio, covariance_clipped=spared.share))
+        batch = clipped.batch
+        metrics = replace(metrics, ratio=replace(metrics.ratio, covariance_clipped=clipped.share))
         if self._algorithm.needs_teacher and batch.has_weight:
             metrics = replace(metrics, teacher_kl=batch.mean_kl("teacher_logprobs"))
         if self._algorithm.kl_in_reward:

@@ -182,7 +182,7 @@ class TorchLearner:
             if inner.stop_kl is not None and updates[-1].ratio.step_kl > inner.stop_kl:
                 break
         metrics = mean_of_updates(updates, batch)
-        return replace(metrics, ratio=replace(metrics.ratio, outliers=bounded.outliers))
+        return replace(metrics, ratio=replace(metrics.ratio, outliers=bounded.share))
 
     def _anchored(self, batch: Batch) -> Batch:
         """The batch with the log-probabilities of the policy as it is, before the step's first update."""

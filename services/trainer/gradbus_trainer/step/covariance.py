@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -12,19 +11,10 @@ from numpy.typing import NDArray
 from gradbus.ids import sample_seed
 from gradbus.spec import CovarianceClipSpec
 from gradbus_trainer.step.batch import Batch, TrainSample
+from gradbus_trainer.step.dropped_tokens import Dropped, without_gain
 
 
-@dataclass(frozen=True, slots=True)
-class Spared:
-    """A step without the gains of the tokens that were chosen."""
-
-    batch: Batch
-    """Chosen tokens have the advantage 0. They stay in the denominator of the mean, and a KL or an entropy bonus counts them."""
-    share: float
-    """Of the trainable tokens, that of the chosen ones."""
-
-
-def without_covarying(batch: Batch, settings: CovarianceClipSpec | None, seed: int) -> Spared:
+def without_covarying(batch: Batch, settings: CovarianceClipSpec | None, seed: int) -> Dropped:
     """Chooses tokens by (A - mean A) · (log mu - mean log mu), means over the step's trainable tokens. Without settings, none.
 
     Of the tokens between `bounds` those are chosen whose keys, hashes of the run's `seed`, the step and the token's place in it, are the
@@ -32,7 +22,7 @@ def without_covarying(batch: Batch, settings: CovarianceClipSpec | None, seed: i
     holds alone, so neither the policy, micro-batches nor ranks have a part in the choice.
     """
     if settings is None or not batch.has_weight:
-        return Spared(batch, 0.0)
+        return Dropped(batch, 0.0)
     covariances = _centred(batch, "advantages") * _centred(batch, "behaviour_logprobs")
     lower, upper = settings.bounds
     places = np.flatnonzero((covariances > lower) & (covariances < upper)).tolist()
@@ -40,10 +30,10 @@ def without_covarying(batch: Batch, settings: CovarianceClipSpec | None, seed: i
     chosen = np.zeros(len(covariances), np.bool_)
     chosen[sorted(places, key=lambda place: sample_seed(seed, "covariance clip", batch.step, place))[:most]] = True
     if not chosen.any():
-        return Spared(batch, 0.0)
+        return Dropped(batch, 0.0)
     ends = np.cumsum([0, *batch.trainable_counts]).tolist()
     samples = [_without(sample, chosen[start:end]) for sample, (start, end) in zip(batch.samples, pairwise(ends), strict=True)]
-    return Spared(Batch(batch.step, samples), float(chosen.mean()))
+    return Dropped(Batch(batch.step, samples), float(chosen.mean()))
 
 
 def _centred(batch: Batch, name: str) -> NDArray[np.float64]:
@@ -54,8 +44,6 @@ def _centred(batch: Batch, name: str) -> NDArray[np.float64]:
 
 def _without(sample: TrainSample, chosen: NDArray[np.bool_]) -> TrainSample:
     """The sample, of whose trainable tokens the chosen ones gain nothing."""
-    if not chosen.any():
-        return sample
-    advantages = sample.advantages.copy()
-    advantages[np.flatnonzero(sample.trainable)[chosen]] = 0.0
-    return replace(sample, advantages=advantages)
+    dropped = np.zeros_like(sample.trainable)
+    dropped[sample.trainable] = chosen
+    return without_gain(sample, dropped)

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gradbus_trainer.step.batch import Batch, TrainSample
+from gradbus_trainer.step.dropped_tokens import Dropped, without_gain
 
 
-@dataclass(frozen=True, slots=True)
-class Bounded:
-    """A step within its bound."""
-
-    batch: Batch
-    """Dropped tokens have the advantage 0. They stay in the denominator of the mean, and a KL or an entropy bonus counts them."""
-    outliers: float
-    """Share of the trainable tokens that are dropped."""
-
-
-def within_second_moment(batch: Batch, limit: float | None) -> Bounded:
+def within_second_moment(batch: Batch, limit: float | None) -> Dropped:
     """Drops the trainable tokens with the largest m = (log pi0 / mu)², until the mean of m over the others is below `limit`.
 
     The samples must have their `proximal_logprobs`, log pi0. Numbers are float64 and those of the whole step, so its cut into micro-batches
@@ -29,12 +19,12 @@ def within_second_moment(batch: Batch, limit: float | None) -> Bounded:
     nothing is dropped. Raises ValueError when a sample lacks them.
     """
     if limit is None:
-        return Bounded(batch, 0.0)
+        return Dropped(batch, 0.0)
     moments = [_moments(sample) for sample in batch.samples]
     trained = np.concatenate([part[sample.trainable] for part, sample in zip(moments, batch.samples, strict=True)])
     bound = _first_dropped(trained, limit)
-    samples = [_without(sample, part >= bound) for sample, part in zip(batch.samples, moments, strict=True)]
-    return Bounded(Batch(batch.step, samples), float((trained >= bound).mean()))
+    samples = [without_gain(sample, part >= bound) for sample, part in zip(batch.samples, moments, strict=True)]
+    return Dropped(Batch(batch.step, samples), float((trained >= bound).mean()))
 
 
 def _first_dropped(moments: NDArray[np.float64], limit: float) -> float:
@@ -49,7 +39,3 @@ def _moments(sample: TrainSample) -> NDArray[np.float64]:
     if sample.proximal_logprobs is None:
         raise ValueError("a sample has no log-probabilities of the policy before the step; compute them before its second moment")
     return np.square(sample.proximal_logprobs.astype(np.float64) - sample.behaviour_logprobs)
-
-
-def _without(sample: TrainSample, dropped: NDArray[np.bool_]) -> TrainSample:
-    return replace(sample, advantages=np.where(dropped, np.float32(0.0), sample.advantages)) if dropped.any() else sample

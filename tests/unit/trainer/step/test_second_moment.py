@@ -28,7 +28,7 @@ def test_two_of_five_squares_are_dropped():
     ratios = np.sqrt([0.001, 0.5, 0.01, 0.2, 0.05]) * [1, -1, 1, 1, -1]
     found = within_second_moment(Batch(3, [sample(ratios[:2]), sample(ratios[2:])]), 0.04)
     assert kept(found) == [[True, False], [True, False, True]]
-    assert (found.outliers, found.batch.step) == (pytest.approx(0.4), 3)
+    assert (found.share, found.batch.step) == (pytest.approx(0.4), 3)
 
 
 def written_out(moments, limit):
@@ -55,7 +55,7 @@ def test_the_choice_is_that_of_the_papers_loop_over_the_tokens_that_are_trained(
         keep for part, one in zip(kept(found), samples, strict=True) for keep, counts in zip(part, one.trainable, strict=True) if counts
     ]
     assert chosen == expected
-    assert found.outliers == pytest.approx(expected.count(False) / len(expected))
+    assert found.share == pytest.approx(expected.count(False) / len(expected))
 
 
 @given(steps, st.randoms())
@@ -77,7 +77,7 @@ def test_within_the_bound_and_without_one_the_samples_are_the_same():
     for limit in (0.04, None):
         found = within_second_moment(batch, limit)
         assert all(one is other for one, other in zip(found.batch.samples, batch.samples, strict=True))
-        assert found.outliers == 0.0
+        assert found.share == 0.0
 
 
 def test_what_is_dropped_loses_its_advantage_and_nothing_else():
