@@ -18,8 +18,6 @@ _MOST_SECONDS: Final = 1.0
 """That writes are gathered: an answer that is lost must not hold up others for as long as it is waited for."""
 Outcome = int | BaseException
 """The new revision, or why there is none."""
-
-
 Outcomes = Mapping[object, Outcome]
 """By write."""
 

@@ -51,6 +51,11 @@ class ScorerSpec(Section):
     )
 
     @property
+    def alone(self) -> ScorerSpec:
+        """The scorer without what else its section has."""
+        return ScorerSpec(**{name: getattr(self, name) for name in ScorerSpec.model_fields})
+
+    @property
     def name(self) -> str:
         """For messages."""
         return self.service or (f"the {self.grader.type} grader" if self.grader is not None else "no scorer")
@@ -113,8 +118,7 @@ class RewardSpec(ScorerSpec):
     @property
     def in_turn(self) -> list[RewardSpec]:
         """The sections that judge one after the other, each without changes."""
-        scorers = [{name: getattr(change, name) for name in ScorerSpec.model_fields} for change in self.changes]
-        return [self.model_copy(update={**scorer, "changes": ()}) for scorer in ({}, *scorers)]
+        return [self.model_copy(update={**dict(scorer.alone), "changes": ()}) for scorer in (self, *self.changes)]
 
     def turn_of_group(self, group: int) -> int:
         """The position among `in_turn` of the section that judges a group."""

@@ -18,7 +18,7 @@ def scorers_of(spec: RunSpec) -> Iterator[ScorerResource]:
     """Those of a run, in the order of its spec."""
     for section, scorer in spec.reward.scorers.items():
         first = scorer.from_group if isinstance(scorer, RewardChange) else 0
-        version = digest_of_json(scorer.model_dump(mode="json", exclude={"shadow", "timeout_seconds", "model", "changes", "from_group"}))
+        version = digest_of_json(scorer.alone.model_dump(mode="json"))
         if scorer.grader is not None:
             yield ScorerResource(section=section, kind="grader", name=scorer.grader.type, version=version, from_group=first)
         elif scorer.service is not None:

@@ -13,6 +13,7 @@ from gradbus_gateway.http.strict_query import StrictQueryRoute
 from gradbus_gateway.resources.reward import reward_resource
 from gradbus_gateway.routes.authentication import READ, WRITE
 from gradbus_gateway.routes.dependencies import Gateway, GatewayDep
+from gradbus_gateway.runs.store import Run
 
 router = APIRouter(prefix="/v1/runs/{run_id}/reward", tags=["runs"], route_class=StrictQueryRoute)
 _SCHEMA: Final = {
@@ -29,7 +30,7 @@ _BODY: Final[dict[str, Any]] = {"requestBody": {"required": True, "content": _CO
 @router.get("", dependencies=[READ], summary="Show what judges a run", responses=problems(404, 500))
 async def get_reward(run_id: str, gateway: GatewayDep) -> RewardResource:
     """The scorer of the spec, and those that took its place."""
-    return await _resource(gateway, run_id)
+    return await _resource(gateway, await gateway.runs.get(run_id))
 
 
 @router.put("", summary="Change the scorer of a live run", openapi_extra=_BODY, responses=problems(400, 404, 409, 500))
@@ -43,9 +44,8 @@ async def put_reward(run_id: str, request: Request, gateway: GatewayDep, key: An
     body = await gateway.intake.read(request, key.id)
     change = await gateway.intake.check_scorer(run.record.spec, body, key.id)
     await gateway.runs.change_scorer(run_id, change)
-    return await _resource(gateway, run_id)
+    return await _resource(gateway, run)
 
 
-async def _resource(gateway: Gateway, run_id: str) -> RewardResource:
-    run = await gateway.runs.get(run_id)
-    return reward_resource(run_id, run.record.spec, *await gateway.runs.scorers(run_id))
+async def _resource(gateway: Gateway, run: Run) -> RewardResource:
+    return reward_resource(run.run_id, run.record.spec, *await gateway.runs.scorers(run.run_id))

@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from pydantic import ValidationError
 
-from gradbus.bus import Bucket, Conflict, Entry
+from gradbus.bus import Bucket, Conflict, Entry, OwnedKey
 from gradbus.control.runs import DELETED, FINAL_STATES, DesiredState, RunRecord, RunState, RunStatus, deletion_key, read_run
 from gradbus.control.scorers import SCORERS, WANTED_SCORERS, ScorerChanges
 from gradbus.errors import CorruptRecordError, SettingsError, first_line
@@ -122,7 +122,7 @@ class RunStore:
 
     async def scorers(self, run_id: str) -> tuple[ScorerChanges, ScorerChanges]:
         """The scorers that the run was given since its submission: those asked for, and those decided. Raises `unreadable-run`."""
-        wanted, decided = await asyncio.gather(*(self._bucket.get(f"{run_id}.{key}") for key in (WANTED_SCORERS, SCORERS)))
+        wanted, decided = await asyncio.gather(*(OwnedKey(self._bucket, f"{run_id}.{key}").read() for key in (WANTED_SCORERS, SCORERS)))
         return _scorers(wanted, run_id), _scorers(decided, run_id)
 
     async def changed_spec(self, run: Run) -> RunSpec:
@@ -135,9 +135,9 @@ class RunStore:
 
         Raises the problems 404 and `unreadable-run`, and 409 for a run that ends or was given too many scorers.
         """
-        key = f"{run_id}.{WANTED_SCORERS}"
+        key = OwnedKey(self._bucket, f"{run_id}.{WANTED_SCORERS}")
         for _ in range(_ATTEMPTS):
-            run, stored = await self.get(run_id), await self._bucket.get(key)
+            run, stored = await self.get(run_id), await key.read()
             if run.is_final or run.desired == "cancelled":
                 detail = f"run {run_id} is {run.state}: its groups are judged; submit a new run instead"
                 raise ProblemError(409, "state-forbids", detail)
@@ -148,7 +148,7 @@ class RunStore:
             if len(wanted.changes) + len(run.record.spec.reward.changes) >= MAX_CHANGES or len(value) > _MAX_SCORER_BYTES:
                 raise ProblemError(409, "too-many-scorers", f"run {run_id} has had too many scorers; fork it with the new one instead")
             with contextlib.suppress(Conflict):
-                await (self._bucket.update(key, value, stored.revision) if stored else self._bucket.create(key, value))
+                await key.replace(value)
                 return
         raise _concurrent_change(run_id)
 
@@ -225,10 +225,10 @@ class _Stored:
             raise unreadable_run(str(error)) from None
 
 
-def _scorers(stored: Entry | None, run_id: str) -> ScorerChanges:
+def _scorers(stored: bytes | None, run_id: str) -> ScorerChanges:
     """Raises the problem `unreadable-run`."""
     try:
-        return ScorerChanges.parse(stored.value if stored else None)
+        return ScorerChanges.parse(stored)
     except ValidationError as error:
         advice = f"restore the keys {run_id}.{WANTED_SCORERS} and {run_id}.{SCORERS} in the bucket `runs`"
         raise unreadable_run(f"the scorers of run {run_id} cannot be read ({first_line(error)}); {advice}") from None

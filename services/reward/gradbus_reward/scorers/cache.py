@@ -94,12 +94,9 @@ class ScorerCache:
         await self._wait_closed()
 
     def _create(self, run_id: str, reward_json: str) -> OpenScorer:
-        scorer, timeout_seconds = (
-            create_scorer(reward_json, self._settings, self._capacity, run_id, self._answers),
-            _timeout_seconds(reward_json),
-        )
+        scorer = create_scorer(reward_json, self._settings, self._capacity, run_id, self._answers)
         metrics = CallMetrics(self._metric_names(scorer_name(reward_json)))
-        return OpenScorer(scorer, timeout_seconds, asyncio.Semaphore(self._concurrency), metrics)
+        return OpenScorer(scorer, _timeout_seconds(reward_json), asyncio.Semaphore(self._concurrency), metrics)
 
     def _close_surplus(self) -> None:
         surplus = max(0, len(self._open) - self._size)

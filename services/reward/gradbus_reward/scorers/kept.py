@@ -55,8 +55,7 @@ class KeepingScorer:
         """Scorers with equal settings share their answers, whichever run they are of."""
         self._scorer = scorer
         self._answers = answers
-        fields = {name: getattr(spec, name) for name in ScorerSpec.model_fields}
-        self._id = hashlib.sha256(ScorerSpec(**fields).model_dump_json().encode()).digest()
+        self._id = hashlib.sha256(spec.alone.model_dump_json().encode()).digest()
 
     async def score(self, request: reward_pb2.ScoreRequest, deadline_seconds: float) -> Sequence[reward_pb2.SampleReward]:
         """One result per sample. What failed is not kept."""
