@@ -114,15 +114,15 @@ async def test_without_it_every_sample_is_asked_about(service, scorer):
 def test_the_answers_that_are_used_least_are_forgotten_beyond_the_bound():
     answers = KeptAnswers(max_bytes=1000)
     for n in range(4):
-        answers.keep(bytes([n]), b"x" * 50)
-    answers.find(bytes([0]))
-    answers.keep(b"new", b"x" * 50)
-    assert [answers.find(key) is not None for key in (bytes([0]), bytes([1]), bytes([2]), bytes([3]), b"new")] == [
+        answers.put(bytes([n]), b"x" * 50)
+    answers.get(bytes([0]))
+    answers.put(b"new", b"x" * 50)
+    assert [answers.get(key) is not None for key in (bytes([0]), bytes([1]), bytes([2]), bytes([3]), b"new")] == [
         True,
         False,
         True,
         True,
         True,
     ]
-    answers.keep(b"huge", b"x" * 5000)
-    assert answers.find(b"huge") is None, "one that is larger than all room"
+    answers.put(b"huge", b"x" * 5000)
+    assert answers.get(b"huge") is None, "one that is larger than all room"

@@ -13,11 +13,11 @@ from gradbus.datasets.prepare import DatasetFile, DatasetInfo, RowPlan
 from gradbus.datasets.work import PrepareWork, done
 from gradbus.errors import DatasetError, Fault
 from gradbus.ids import is_digest
+from gradbus.lru_cache import LruCache
 from gradbus.objects import ObjectStore
 from gradbus.objects.folder import partial_folder
 from gradbus.spec import DataSpec, RowColumns, Sources
 from gradbus_gateway.intake.check_turns import CheckTurns
-from gradbus_gateway.intake.lru_cache import LruCache
 from gradbus_gateway.intake.server_paths import allowed_paths, under_roots
 from gradbus_gateway.settings import GatewaySettings
 

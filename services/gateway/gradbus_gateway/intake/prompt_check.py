@@ -16,6 +16,7 @@ from gradbus.datasets.jsonl import parsed_row
 from gradbus.datasets.rows import given_row
 from gradbus.datasets.stored import first_rows
 from gradbus.errors import DatasetError, Fault, ModelError
+from gradbus.lru_cache import LruCache
 from gradbus.objects import ObjectStore
 from gradbus.spec import EnvironmentSpec, RowColumns, RunSpec
 from gradbus.tokenizer.encoder import PromptLimits
@@ -24,7 +25,6 @@ from gradbus.tokenizer.launcher import ForkServer
 from gradbus.tokenizer.tokenizer import Deadlines, NumberedPrompt, Tokenizer, limits_of
 from gradbus_gateway.http.problems import ProblemError
 from gradbus_gateway.intake.check_turns import RETRY_SECONDS, CheckTurns
-from gradbus_gateway.intake.lru_cache import LruCache
 
 _ROWS: Final = 200
 _ROWS_AT_ONCE: Final = 20

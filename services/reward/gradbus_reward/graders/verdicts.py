@@ -6,6 +6,8 @@ import hashlib
 from collections import OrderedDict
 from typing import Final
 
+from gradbus.lru_cache import LruCache
+
 _VERDICTS: Final = 1 << 16
 _PARTS: Final = 1 << 14
 PartId = tuple[str, str, str]
@@ -16,21 +18,16 @@ class Verdicts:
     """The numbers that judges gave, by all that they were asked; the one that was used least recently is forgotten first."""
 
     def __init__(self) -> None:
-        self._numbers: OrderedDict[bytes, float] = OrderedDict()
+        self._numbers: LruCache[bytes, float] = LruCache(_VERDICTS)
         self._calls: OrderedDict[PartId, int] = OrderedDict()
 
     def number(self, asked: bytes) -> float | None:
         """What the judge said to this, if it was asked."""
-        key = _key(asked)
-        if key in self._numbers:
-            self._numbers.move_to_end(key)
-        return self._numbers.get(key)
+        return self._numbers.get(_key(asked))
 
     def keep(self, asked: bytes, number: float) -> None:
         """Remembers the number."""
-        self._numbers[_key(asked)] = number
-        if len(self._numbers) > _VERDICTS:
-            self._numbers.popitem(last=False)
+        self._numbers.put(_key(asked), number)
 
     def calls(self, part: PartId) -> int:
         """Calls that the part has made."""

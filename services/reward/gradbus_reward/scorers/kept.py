@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from gradbus.lru_cache import LruCache
 from gradbus.spec import ScorerSpec
 from gradbus.telemetry import PROCESS
 from gradbus.v1 import reward_pb2
@@ -19,33 +19,15 @@ _ENTRY_BYTES: Final = 200
 """Of an answer beside its message: the key, and Python's objects."""
 
 
-class KeptAnswers:
-    """The final answers of all scorers that keep them, up to 64 MiB; the one that was used least recently is forgotten first."""
+class KeptAnswers(LruCache[bytes, bytes]):
+    """The final answers of all scorers that keep them, up to 64 MiB: messages without a sample id, by what was asked."""
 
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._bytes = 0
-        self._answers: OrderedDict[bytes, bytes] = OrderedDict()
-        """Messages without a sample id, by what was asked."""
+        super().__init__(max_bytes, lambda answer: len(answer) + _ENTRY_BYTES)
 
     def kept_of(self, spec: ScorerSpec, scorer: Scorer) -> Scorer:
         """The scorer, asked once about equal samples if its section says `cache`."""
         return KeepingScorer(scorer, spec, self) if spec.cache else scorer
-
-    def find(self, key: bytes) -> bytes | None:
-        """The answer, if it is known."""
-        if key in self._answers:
-            self._answers.move_to_end(key)
-        return self._answers.get(key)
-
-    def keep(self, key: bytes, answer: bytes) -> None:
-        """Remembers the answer."""
-        if key not in self._answers:
-            self._answers[key] = answer
-            self._bytes += len(answer) + _ENTRY_BYTES
-        while self._bytes > self._max_bytes and self._answers:
-            _, dropped = self._answers.popitem(last=False)
-            self._bytes -= len(dropped) + _ENTRY_BYTES
 
 
 class KeepingScorer:
@@ -60,7 +42,7 @@ class KeepingScorer:
     async def score(self, request: reward_pb2.ScoreRequest, deadline_seconds: float) -> Sequence[reward_pb2.SampleReward]:
         """One result per sample. What failed is not kept."""
         keys = {sample.sample_id: self._key(sample) for sample in request.samples}
-        found = {key: answer for key in keys.values() if (answer := self._answers.find(key)) is not None}
+        found = {key: answer for key in keys.values() if (answer := self._answers.get(key)) is not None}
         asked: dict[bytes, reward_pb2.ScoreSample] = {}
         for sample in request.samples:
             if (key := keys[sample.sample_id]) not in found:
@@ -76,7 +58,7 @@ class KeepingScorer:
         given = {key: by_id[sample.sample_id].SerializeToString() for key, sample in asked.items()}
         for key, sample in asked.items():
             if by_id[sample.sample_id].status in _FINAL:
-                self._answers.keep(key, given[key])
+                self._answers.put(key, given[key])
         return given
 
     async def close(self) -> None:

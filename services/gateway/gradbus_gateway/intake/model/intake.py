@@ -14,10 +14,10 @@ from gradbus.formats.model_config import ModelConfig, read_model_config
 from gradbus.formats.model_families import ModelFamily
 from gradbus.formats.model_weights import read_name_plan
 from gradbus.formats.reward_model import check_reward_folder, read_reward_config
+from gradbus.lru_cache import LruCache
 from gradbus.objects import ObjectStore
 from gradbus.spec import ModelSpec
 from gradbus_gateway.intake.check_turns import CheckTurns
-from gradbus_gateway.intake.lru_cache import LruCache
 from gradbus_gateway.intake.model.hub import Hub, is_hub_id
 from gradbus_gateway.intake.model.outline import TOKENIZER_CONFIG, write_outline
 from gradbus_gateway.intake.model.scoring_head import is_reward_model, with_scoring_head

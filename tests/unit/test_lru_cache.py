@@ -1,6 +1,6 @@
 """The cache keeps entries that are used."""
 
-from gradbus_gateway.intake.lru_cache import LruCache
+from gradbus.lru_cache import LruCache
 
 
 def test_the_least_recently_used_entry_is_removed_first():
@@ -17,3 +17,14 @@ def test_a_newer_value_replaces_an_older():
     cache.put("a", 1)
     cache.put("a", 2)
     assert cache.get("a") == 2
+
+
+def test_entries_weigh_what_is_said_of_them_also_when_they_are_replaced():
+    cache = LruCache(10, weight=len)
+    cache.put("a", "1234")
+    cache.put("b", "1234")
+    cache.put("a", "12")
+    cache.put("c", "1234")
+    assert [cache.get(key) for key in "abc"] == ["12", "1234", "1234"]
+    cache.put("d", "1")
+    assert [cache.get(key) for key in "abcd"] == [None, "1234", "1234", "1"]
