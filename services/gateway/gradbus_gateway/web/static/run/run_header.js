@@ -1,4 +1,5 @@
 // The top of a run's view: name, state, progress, key figures and buttons.
+import { comparisonOf } from "../compare/address.js";
 import { make, setText, setTextWithCode, withCode } from "../lib/elements.js";
 import { age, duration, FINAL, fixed, number, stateClass, stateText } from "../lib/format.js";
 import { readsRewards, trainsGiven, trainsPairs } from "../lib/run_kind.js";
@@ -18,7 +19,7 @@ export class RunHeader {
       make("div", { class: "view-head" }, make("div", {}, make("h1", {}, run.name || run.id), make("p", { class: "soft small" }, make("span", { class: "mono" }, run.id), ` · ${trainsGiven(run.spec) ? run.kind : `${run.kind} · ${run.spec.algorithm.name}`}${queue(run)} · ${age(run.created_at)}`)), this.actions.element),
       make("p", { class: "state-line" }, this.chip, " ", this.detail),
       this.progress, this.reason, this.problem,
-      make("div", { class: "figures-row" }, make("dl", { class: "figures" }, ...Object.entries(this.figures).map(([name, value]) => make("div", {}, make("dt", {}, name), value))), make("a", { class: "to-samples", href: `#/runs/${run.id}/samples` }, "Samples side by side")),
+      make("div", { class: "figures-row" }, make("dl", { class: "figures" }, ...Object.entries(this.figures).map(([name, value]) => make("div", {}, make("dt", {}, name), value))), make("p", { class: "row" }, make("a", { class: "to-samples", href: `#/runs/${run.id}/samples` }, "Samples side by side"), make("a", { href: comparisonOf([run.id]) }, "Compare with other runs"))),
     );
   }
 

@@ -1,7 +1,8 @@
 // The list of runs, newest first.
-import { fetchJson, poll } from "../lib/api.js";
+import { poll } from "../lib/api.js";
 import { make, withCode } from "../lib/elements.js";
 import { age, fixed, stateClass, stateText } from "../lib/format.js";
+import { Picks } from "./picks.js";
 
 const FIRST = 30;
 const MOST = 1000;
@@ -10,7 +11,8 @@ export async function showRuns({ root, signal, showError }) {
   document.title = "Runs · Gradbus";
   const list = make("div", {}, make("p", { class: "empty" }, "Loading …"));
   const problem = make("p", { class: "note bad hidden", role: "alert" });
-  root.append(make("div", { class: "view-head" }, make("h1", {}, "Runs")), problem, list);
+  const picks = new Picks();
+  root.append(make("div", { class: "view-head" }, make("h1", {}, "Runs"), picks.element), problem, list);
   let polling = new AbortController();
 
   /** Shows the newest `limit` runs and keeps them current; more of them are read less often. */
@@ -27,7 +29,7 @@ export async function showRuns({ root, signal, showError }) {
   const render = (page, limit) => {
     problem.classList.add("hidden");
     const focused = document.activeElement?.id;
-    list.replaceChildren(page.data.length ? table(page.data) : emptyList(), page.has_more ? older(limit) : "");
+    list.replaceChildren(page.data.length ? table(page.data, picks) : emptyList(), page.has_more ? older(limit) : "");
     if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
   };
   const older = (limit) =>
@@ -37,12 +39,12 @@ export async function showRuns({ root, signal, showError }) {
   await showNewest(FIRST);
 }
 
-function table(runs) {
+function table(runs, picks) {
   const heads = [["Run"], ["State"], ["Steps"], ["Reward", "right"], ["Held-out", "right"], ["Submitted", "right"]];
   return make(
     "table", { class: "runs" },
     make("thead", {}, make("tr", {}, ...heads.map(([text, style]) => make("th", { class: style, scope: "col" }, text)))),
-    make("tbody", {}, ...runs.map(row)),
+    make("tbody", {}, ...runs.map((run) => row(run, picks))),
   );
 }
 
@@ -52,7 +54,7 @@ function second(score, { held_out_loss: loss, pair_accuracy: accuracy }) {
   return accuracy === null ? make("td") : score("accuracy", fixed(accuracy), "");
 }
 
-function row(run) {
+function row(run, picks) {
   const { progress } = run;
   const score = (label, value, style = "only-narrow ") => make("td", { class: "right" }, make("span", { class: `${style}soft small` }, `${label} `), value);
   // The columns are those of runs with rewards; the figures of another run say what they are.
@@ -61,7 +63,7 @@ function row(run) {
     : [score("loss", fixed(progress.loss), ""), second(score, progress)];
   return make(
     "tr", {},
-    make("td", {}, make("a", { id: `to-${run.id}`, href: `#/runs/${run.id}` }, run.name || run.id), make("div", { class: "soft small" }, make("span", { class: "mono" }, run.id), run.kind ? ` · ${run.kind}` : "")),
+    make("td", {}, run.state !== "unreadable" && picks.box(run), make("a", { id: `to-${run.id}`, href: `#/runs/${run.id}` }, run.name || run.id), make("div", { class: "soft small" }, make("span", { class: "mono" }, run.id), run.kind ? ` · ${run.kind}` : "")),
     make("td", {}, make("span", { class: stateClass(run.state) }, stateText(run.state)[0]), reason(run)),
     make("td", { class: "steps" }, make("span", {}, `${progress.step} of ${run.steps}`), make("progress", { max: run.steps || 1, value: progress.step, "aria-label": "steps done" })),
     ...scores,
