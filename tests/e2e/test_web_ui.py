@@ -52,7 +52,8 @@ BARS = """async rewards => {
   const { sampleCard, rewardRange } = await import("/static/any/samples/sample_card.js");
   const samples = rewards.map(reward => ({ reward, id: "0.1", text: "", components: {}, verdict: "filtered", finish_reason: "stop" }));
   const shown = { colour: "", texts: null, range: rewardRange(samples) };
-  return samples.map(sample => sampleCard({ id: "run-1", spec: { kind: "rl" } }, sample, shown).querySelector("meter").value);
+  const run = { id: "run-1", spec: { kind: "rl", algorithm: {} } };
+  return samples.map(sample => sampleCard(run, sample, shown).querySelector("meter").value);
 }"""
 PAIRS = [
     [text, paper] for text in ("--ink", "--soft", "--accent", "--good", "--warn", "--bad") for paper in ("--paper", "--raised", "--faint")
@@ -262,12 +263,30 @@ def test_runs_are_compared_from_the_list_on(page, lab, spec, run_id):
     page.sees("main", "Choose two runs or more.")
 
 
+def test_tags_and_a_note_are_written_on_a_run_and_select_the_runs_of_the_list(page, lab, run_id):
+    page.opens("/runs/{run}", run_id)
+    page.tab.get_by_role("button", name="Add tags or a note").focus()
+    page.tab.keyboard.press("Enter")
+    page.tab.keyboard.type("baseline sweep/3")
+    page.tab.keyboard.press("Tab")
+    page.tab.keyboard.type(MARKUP)
+    page.tab.get_by_role("button", name="Save").click()
+    page.sees(".run-note", MARKUP)
+    run = lab.client.run(run_id)
+    assert (run.tags, run.note) == (["baseline", "sweep/3"], MARKUP)
+    page.tab.locator(".annotations .tag").filter(has_text="sweep/3").click()
+    page.sees("h1", "Runs tagged sweep/3")
+    sync_api.expect(page.tab.locator(".runs tbody tr")).to_have_count(1)
+
+
 def test_in_a_free_schedule_columns_are_groups_and_no_step_is_said_to_own_one(page, lab, spec):
     run = lab.train(spec(schedule={"mode": "free", "steps": 3}))
     page.tab.goto(f"{page.url}/#/runs/{run['id']}/samples?steps=0,1&show=high")
     page.sees(".column h2", "Group 4")
     page.sees(".controls", "Steps, about")
-    sync_api.expect(page.tab.get_by_label("Show", exact=True)).to_have_count(0)
+    sync_api.expect(page.tab.get_by_label("Show", exact=True).locator("option")).to_have_text(
+        ["one prompt, all its samples", "a search of all samples"]
+    )
     page.tab.locator(".response-text").first.click()
     page.sees(".timeline", "With a free schedule the order of the log decides by which step.")
 

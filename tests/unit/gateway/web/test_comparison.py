@@ -114,7 +114,7 @@ def test_a_comparison_shows_figures_differences_and_what_could_not_be_read(scrip
     runs = [run_of(1), run_of(2, seed=7), run_of(3)]
     text, asked, _ = script("compare/compare_view.js", VIEW, runs, "runs=run-1,run-2,run-9")
     assert "there is no run run-9" in text
-    assert "1 name-1 run-1 Succeeded 4 of 9 0.125 \u2013 Take out" in text
+    assert "1 name-1 run-1 Take out Succeeded 4 of 9 0.125 \u2013" in text
     assert "Differences of the specs Field name-1 name-2 seed \u2013 7" in text
     assert "name-3 (run-3) Add to the comparison" in text
     assert "Reward 0.500 / 0.500" in text

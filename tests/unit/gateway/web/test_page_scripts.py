@@ -26,6 +26,8 @@ def run_of(kind, lora=None, model=None, **progress):
         "id": "run-1",
         "name": "pairs",
         "kind": kind,
+        "tags": [],
+        "note": "",
         "state": "running",
         "steps": 9,
         "created_at": "2026-01-02T23:04:05Z",

@@ -20,7 +20,7 @@ export class RunTable {
       runs.length < 2 && make("p", { class: "soft" }, "Choose two runs or more."),
       runs.length > 0 && make("div", { class: "wide-table" }, make(
         "table", {},
-        make("thead", {}, make("tr", {}, ...["Run", "State", "Steps", "Reward or loss", "Held-out", ""].map((text) => make("th", { scope: "col" }, text)))),
+        make("thead", {}, make("tr", {}, ...["Run", "State", "Steps", "Reward or loss", "Held-out"].map((text) => make("th", { scope: "col" }, text)))),
         make("tbody", {}, ...runs.map((run, at) => this.#row(run, at))),
       )),
       this.adding,
@@ -52,9 +52,8 @@ export class RunTable {
     const takeOut = () => this.open(this.ids.filter((id) => id !== run.id));
     return make(
       "tr", {},
-      make("td", {}, make("span", { class: `dot line-${at + 1}` }), `${at + 1} `, make("a", { href: `#/runs/${run.id}` }, run.name || run.id), make("div", { class: "soft small mono" }, run.id)),
+      make("td", {}, make("span", { class: `dot line-${at + 1}` }), `${at + 1} `, make("a", { href: `#/runs/${run.id}` }, run.name || run.id), make("div", { class: "soft small mono" }, run.id), make("button", { class: "plain small", "aria-label": `Take ${run.name || run.id} out`, onclick: takeOut }, "Take out")),
       state, steps, score, heldOut,
-      make("td", { class: "right" }, make("button", { class: "plain", "aria-label": `Take ${run.name || run.id} out`, onclick: takeOut }, "Take out")),
     );
   }
 }
