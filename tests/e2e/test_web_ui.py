@@ -198,6 +198,7 @@ def test_samples_stand_side_by_side_and_each_has_a_timeline(page, run_id):
     page.sees(".token", "")
     page.tab.locator(".response-text").first.click()
     page.sees("h1", "Sample")
+    sync_api.expect(page.tab.locator("main")).not_to_contain_text("null")
     for stage in ("Dispatched", "Generated", "Scored", "Admitted", "Trained", "Trace"):
         page.sees(".timeline b", stage)
     page.sees(".timeline", "after it was admitted")
@@ -288,7 +289,7 @@ def test_in_a_free_schedule_columns_are_groups_and_no_step_is_said_to_own_one(pa
         ["one prompt, all its samples", "a search of all samples"]
     )
     page.tab.locator(".response-text").first.click()
-    page.sees(".timeline", "With a free schedule the order of the log decides by which step.")
+    page.sees(".timeline", "The log decides by which step")
 
 
 def test_a_list_without_runs_says_how_to_submit_one(page):
@@ -301,7 +302,7 @@ def test_a_list_without_runs_says_how_to_submit_one(page):
 def listed(number):
     """A run as the list of runs has it; later runs have higher numbers."""
     progress = {"step": 0, "reward": None, "accuracy": None}
-    known = {"reason": "", "waiting_for": "", "steps": 3, "created_at": "2026-11-01T08:00:00Z", "progress": progress}
+    known = {"tags": [], "reason": "", "waiting_for": "", "steps": 3, "created_at": "2026-11-01T08:00:00Z", "progress": progress}
     return {"id": f"run-{number:012x}-000000", "name": f"number-{number}", "state": "queued", **known}
 
 

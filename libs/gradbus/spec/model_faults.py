@@ -22,5 +22,7 @@ def model_faults(model: ModelSpec | None, field: str = "model") -> Iterator[Faul
         yield Fault(f"{field}.revision", "only a hub id has a revision", model.revision, "none; `version` names a version of the run")
     if model.run is None and model.version is not None:
         yield Fault(f"{field}.version", "only a run has versions", str(model.version), "none, or `run` in place of `path`")
+    if model.run is None and model.adapters is not None:
+        yield Fault(f"{field}.adapters", "only the model of a run has adapters", allowed="none, or `run` in place of `path`")
     if model.run is None and model.lineage is not None:
         yield Fault(f"{field}.lineage", "only the model of a run has a lineage", allowed="none, or `run` in place of `path`")

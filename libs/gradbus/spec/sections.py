@@ -78,6 +78,9 @@ class ModelSpec(Section):
     )
     version: Version | None = Field(None, description='With `run`: step of one of its checkpoints; unset: `"last"`, the newest one.')
     files: dict[str, Digest] | None = Field(None, max_length=1100, description="File name to digest. Filled in when the model is stored.")
+    adapters: Digest | None = Field(
+        None, description="With a `run` that trains adapters: their file, with which this run begins. Filled in when the run is stored."
+    )
     lineage: LineageSpec | None = Field(None, description="With `run`: where the files come from. Filled in when the run is stored.")
 
     @property

@@ -32,6 +32,25 @@ def test_a_fork_begins_with_the_bits_of_the_version_and_its_manifests_say_so(lab
     assert f"by version 2 of {parent['id']} (to-be-forked)" in lines[1]
 
 
+def test_a_fork_of_adapters_begins_with_them_and_trains_them_on(lab, spec, gradbus):
+    lora = {"rank": 2, "alpha": 8.0}
+    parent = lab.train(spec(name="adapters", trainer={"learning_rate": 1e-2, "lora": lora}))
+    answer = gradbus("fork", "adapters", "--at", 2, "--set", "schedule.steps=2", "--set", "checkpoint.every=1", "--follow")
+    assert answer.returncode == 0, answer.stderr
+    fork = document(lab.client.run("last"))
+    assert (fork["name"], fork["spec"]["trainer"]["lora"]["rank"]) == ("adapters-fork", 2)
+    assert lab.learned(fork)
+    digests = {run["id"]: [one["digest"] for one in document(lab.client.versions_page(run["id"]))["data"]] for run in (parent, fork)}
+    begun = document(lab.client.versions_page(parent["id"], after=1))["data"][0]
+    assert digests[fork["id"]][0] == begun["digest"]
+    assert digests[fork["id"]][2] not in digests[parent["id"]], "the optimiser is new, and so are the groups"
+    [manifest] = [path for path in (lab.state / "objects/runs" / fork["id"] / "checkpoints").iterdir() if path.name.startswith("2-")]
+    origin = unseal_message(CheckpointManifest, manifest.read_bytes(), manifest.name).origin
+    assert origin == Origin(run_id=parent["id"], step=2, digest=begun["digest"])
+    answer = gradbus("fork", "adapters", "--at", 2, "--set", "trainer.lora.rank=4")
+    assert (answer.returncode, "trainer.lora" in answer.stderr) == (2, True)
+
+
 def test_what_made_a_version_is_listed_group_by_group(lab, parent, gradbus):
     found = json.loads(gradbus("lineage", f"{parent['id']}@2", "--json").stdout)
     assert [(group["step"], group["index"]) for group in found["groups"]] == [(index // 4, index) for index in range(8)]

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from gradbus.cli.__main__ import app
 
+FORK = {"fork_of": {"run": "adapters"}, "name": "adapters-on", "schedule": {"steps": 6}}
 LORA = {"trainer": {"learning_rate": 1e-2, "lora": {"rank": 2}}, "algorithm": {"kl": 0.05}}
 
 
@@ -22,7 +23,7 @@ def ended(stack, lab_on, spec, tmp_path_factory):
     bodies.append(smoke_spec(make_example(tmp_path_factory.mktemp("copy")), **short))
     digests = {}
     with stack() as state, lab_on(state) as lab:
-        for body in bodies:
+        for body in [*bodies, FORK]:
             run = lab.ends(lab.submit(body, base_dir=EXAMPLE))
             assert lab.learned(run)
             digests[run["name"]] = lab.final_digest(run)
@@ -34,7 +35,7 @@ def replayed(state, *arguments):
     return CliRunner().invoke(app, ["replay", *arguments, "--state", str(state)])
 
 
-@pytest.mark.parametrize("name", ["full", "adapters", "copy-digits"])
+@pytest.mark.parametrize("name", ["full", "adapters", "copy-digits", "adapters-on"])
 def test_a_replay_ends_in_the_digest_of_the_run(ended, name):
     state, digests = ended
     answer = replayed(state, name, "--json")

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 
 from gradbus.aio.threads import in_run_thread
 from gradbus.algorithms import ControllerState
+from gradbus.errors import ModelError
 from gradbus.experience.dynamic_sampling import DynamicSampling
 from gradbus.objects import ObjectStore
 from gradbus.spec import RunSpec
 from gradbus.telemetry import get_logger
-from gradbus.v1.weights_pb2 import CheckpointManifest, WeightManifest
+from gradbus.v1.weights_pb2 import CheckpointManifest, Shard, WeightManifest
+from gradbus_kernels.weights.digest import weights_digest
 from gradbus_trainer.learners.base import Learner
 from gradbus_trainer.step.frontier import Frontier
 from gradbus_trainer.step.groups import LoggedGroup
@@ -57,11 +59,22 @@ class TrainerState:
 
 
 async def restore(store: StoreClient, objects: ObjectStore, learner: Learner, scratch: Scratch, spec: RunSpec) -> TrainerState:
-    """Brings the learner to the newest checkpoint, or leaves it at the base model."""
+    """Brings the learner to the newest checkpoint, or to the run's beginning."""
     response = await store.checkpoint()
     if response is None:
-        return TrainerState()
+        return await begin(objects, learner, scratch, spec)
     return await restore_from(response.manifest, response.digest, objects, learner, scratch, spec)
+
+
+async def begin(objects: ObjectStore, learner: Learner, scratch: Scratch, spec: RunSpec) -> TrainerState:
+    """Leaves the learner at the base model, or gives it the adapters with which the run begins. Raises ModelError if they are others."""
+    model = spec.model
+    if model.adapters is not None and model.lineage is not None:
+        adapters = await load_tensors(objects, [Shard(digest=model.adapters)], scratch)
+        if weights_digest(adapters) != model.lineage.ancestors[0].digest:
+            raise ModelError(f"the adapters {model.adapters} are not {model.source}; fork the run again")
+        await in_run_thread(lambda: learner.restore(0, adapters, {}), "begin with adapters")
+    return TrainerState()
 
 
 async def restore_from(

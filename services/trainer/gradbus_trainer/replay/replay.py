@@ -13,7 +13,7 @@ from gradbus.objects import ObjectStore, materialise
 from gradbus.objects.folder import partial_folder
 from gradbus_kernels.models.dtypes import DTYPES
 from gradbus_kernels.models.loading import enough_memory
-from gradbus_trainer.checkpoints.state import Snapshot, TrainerState, restore_from
+from gradbus_trainer.checkpoints.state import Snapshot, TrainerState, begin, restore_from
 from gradbus_trainer.checkpoints.writer import fingerprint
 from gradbus_trainer.fold import Fold
 from gradbus_trainer.learners.base import Learner
@@ -104,7 +104,7 @@ class _Replay:
 
     async def _start(self) -> TrainerState:
         if self._plan.first is None:
-            return TrainerState()
+            return await begin(self._objects, self._learner, self._scratch, self._plan.record.spec)
         return await restore_from(self._plan.first, "", self._objects, self._learner, self._scratch, self._plan.record.spec)
 
     def _compare_version(self, step: int) -> str:

@@ -1,6 +1,7 @@
 """Forks: what they take over from their run, what they may change, and what is refused with the reason."""
 
 import pytest
+import torch
 
 from gradbus.client import document
 from gradbus.errors import SpecError
@@ -122,9 +123,48 @@ async def test_a_version_that_cannot_be_forked_is_refused_with_those_that_can(cl
     assert refused(1)["fork_of.version"].allowed == '"last", or one of 2'
     await trainer.commit(4)
     assert "no step is left to train" in refused(4)["schedule.steps"].message
-    adapted = document(client.submit(spec | {"trainer": {"lora": {"rank": 1}}}, tmp_path))
-    with pytest.raises(SpecError, match="gradbus export"):
-        client.submit({"fork_of": {"run": adapted["id"]}}, tmp_path)
+
+
+@pytest.fixture
+async def adapted(client, spec, tmp_path, trainer_of):
+    """A run that trains adapters, and its version 2."""
+    run = document(client.submit(spec | {"name": "adapted", "trainer": {"lora": {"rank": 1}}}, tmp_path))
+    trainer = await trainer_of(run["id"])
+    trainer.weights = {"base_model.model.model.layers.0.mlp.up_proj.lora_A.weight": torch.zeros(1, 4)}
+    return run, await trainer.commit(2)
+
+
+async def test_a_fork_of_a_run_with_adapters_keeps_the_base_and_begins_with_the_adapters(client, spec, tmp_path, adapted):
+    run, version = adapted
+    fork = document(client.submit({"fork_of": {"run": run["id"]}}, tmp_path))
+    model = fork["spec"]["model"]
+    assert (model["files"], model["adapters"]) == (run["spec"]["model"]["files"], version.shards[0].digest)
+    assert fork["spec"]["trainer"]["lora"] == run["spec"]["trainer"]["lora"]
+    ancestor = {"run": run["id"], "name": "adapted", "version": 2, "digest": version.digest}
+    assert model["lineage"] == {"base": run["spec"]["model"]["path"], "ancestors": [ancestor]}
+    whole = spec | {"trainer": {"lora": {"rank": 1}}, "model": {"run": run["id"], "version": 2}}
+    assert document(client.submit(whole, tmp_path))["spec"]["model"] == model
+    assert document(client.submit(fork["spec"], tmp_path))["spec"]["model"] == model, "a stored spec can be submitted again"
+    export = client.versions_page(run["id"]).data
+    assert [one.version for one in export] == [2]
+
+
+async def test_adapters_go_on_with_their_settings_and_are_no_model_for_others(client, spec, tmp_path, adapted):
+    run, version = adapted
+
+    def fault(body):
+        with pytest.raises(SpecError) as error:
+            client.submit(body, tmp_path)
+        return {found.path: found for found in error.value.faults}
+
+    found = fault({"fork_of": {"run": run["id"]}, "trainer": {"lora": {"rank": 2}}})["trainer.lora"]
+    assert ('"rank":2' in found.given, "gradbus export" in found.allowed) == (True, True)
+    assert fault(spec | {"model": {"run": run["id"]}})["trainer.lora"].given == "none"
+    found = fault(spec | {"teacher": {"run": run["id"], "coefficient": 0.5}})["teacher.run"]
+    assert f"gradbus export {run['id']}" in found.allowed
+    model = {"run": run["id"], "adapters": "sha256:" + "0" * 64}
+    assert fault(spec | {"trainer": {"lora": {"rank": 1}}, "model": model}).keys() == {"model.adapters"}
+    assert fault(spec | {"model": {"path": "model", "adapters": version.shards[0].digest}}).keys() == {"model.adapters"}
 
 
 async def test_a_fork_is_checked_without_a_run_and_shown_as_a_child(client, trainer, forked, submitted):

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 _SCOPE: Final = "runs:read"
 _REWARD_MODEL: Final = "reward_model"
+_FROZEN: Final = frozenset({"teacher", "reward.model"})
+"""Fields of models that are not trained, and that nobody puts adapters beside."""
 _TIMEOUT_SECONDS: Final = 15.0
 _MAX_ANCESTORS: Final = 64
 _MAX_SHOWN: Final = 10
@@ -37,6 +39,8 @@ class VersionFolder:
     """File name to digest."""
     lineage: LineageSpec
     """The version, before what its own model comes from."""
+    adapters: str | None = None
+    """Of a run that trains adapters: the digest of the version's, beside the files of the base."""
 
 
 class RunModels:
@@ -59,12 +63,14 @@ class RunModels:
         parent = await self._find(run, caller, f"{field}.run")
         spec = parent.record.spec
         _check_kind(spec.kind, kind, f"{field}.run", run)
-        if spec.trainer.lora is not None:
+        if spec.trainer.lora is not None and field in _FROZEN:
             allowed = (
                 f"a run that trains every weight; or merge its adapters: `gradbus export {parent.run_id} DIR`, and DIR as the model's path"
             )
             raise _refusal(f"{field}.run", "the run trains adapters, which are no model by themselves", run, allowed)
         manifest = _chosen(await self._committed(parent.run_id), version, parent, field)
+        if spec.trainer.lora is not None:
+            return VersionFolder(dict(spec.model.files or {}), _lineage(parent, manifest), manifest.shards[0].digest)
         files = {file.name: file.digest for file in await version_files(self._objects, spec.model.files or {}, manifest)}
         return VersionFolder(files, _lineage(parent, manifest))
 
@@ -72,13 +78,26 @@ class RunModels:
         """The spec of the run whose version was found, as it is now. Raises the problem 404 if it has been deleted meanwhile."""
         return await self._runs.changed_spec(await self._runs.get(found.lineage.ancestors[0].run))
 
+    async def adapter_faults(self, spec: RunSpec, model: ModelSpec) -> Sequence[Fault]:
+        """Faults of a run with this spec, which would go on with the adapters of its stored model."""
+        if model.adapters is None or model.lineage is None:
+            return ()
+        parent = await self._runs.find(model.lineage.ancestors[0].run)
+        trained = None if parent is None else parent.record.spec.trainer.lora
+        if trained is None or trained == spec.trainer.lora:
+            return ()
+        given = "none" if spec.trainer.lora is None else spec.trainer.lora.model_dump_json()
+        message = f"the run goes on with the adapters of {model.source}, which have other settings"
+        merged = f"to begin others beside merged weights: `gradbus export {model.run} DIR`, and DIR as the model's path"
+        return [Fault("trainer.lora", message, given, f"{trained.model_dump_json()}; {merged}")]
+
     async def keep(self, found: VersionFolder) -> bool:
         """Whether the files are still stored, to be called after the run that names them was: from then on nobody deletes them.
 
         Retention may have deleted a version that was replaced between `resolve` and then.
         """
         await self._committed(found.lineage.ancestors[0].run)  # waits for a deletion under way
-        return await self._objects.has_blobs(found.files.values())
+        return await self._objects.has_blobs([*found.files.values(), *([found.adapters] if found.adapters else [])])
 
     async def _find(self, run: str, caller: str, path: str) -> Run:
         key = self._keyring.by_id(caller)
@@ -101,15 +120,19 @@ class RunModels:
 
 
 def of_version(model: ModelSpec, found: VersionFolder, field: str = "model") -> ModelSpec:
-    """`model`, which names a run, with the files, the step and the lineage of the version that was found.
+    """`model`, which names a run, with the files, the adapters, the step and the lineage of the version that was found.
 
-    A stored spec that is submitted again has a lineage already, and it must be the same. Raises SpecError if it is not.
+    A stored spec that is submitted again has adapters and a lineage already, and they must be the same. Raises SpecError if they are not.
     """
     parent = found.lineage.ancestors[0]
+    if model.adapters not in (None, found.adapters):
+        message = f"are not those of version {parent.version} of run {parent.run}"
+        raise _refusal(f"{field}.adapters", message, "", "none: the gateway fills them in")
     if model.lineage not in (None, found.lineage):
         message = f"is not that of version {parent.version} of run {parent.run}"
         raise _refusal(f"{field}.lineage", message, "", "none: the gateway fills it in")
-    return model.model_copy(update={"run": parent.run, "version": parent.version, "files": found.files, "lineage": found.lineage})
+    stored = {"files": found.files, "adapters": found.adapters, "lineage": found.lineage}
+    return model.model_copy(update={"run": parent.run, "version": parent.version, **stored})
 
 
 def _check_kind(parent: Kind, child: Kind, path: str, run: str) -> None:

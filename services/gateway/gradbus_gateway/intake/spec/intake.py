@@ -110,9 +110,9 @@ class SpecIntake:
         if model and spec:
             faults.extend(model.info.family.faults(spec.rollout, spec.numerics, spec.trainer.lora))
             faults.extend(backend_faults(model, spec.trainer))
-            faults.extend(server_faults(model, spec.rollout))
-            faults.extend(replay_faults(model, spec.rollout))
-            faults.extend([*lora_faults(model, spec.trainer.lora), *critic_faults(model, spec), *sampler_row_faults(spec, model)])
+            faults.extend([*server_faults(model, spec.rollout), *replay_faults(model, spec.rollout)])
+            of_adapters = [*await self._run_models.adapter_faults(spec, model.spec), *lora_faults(model, spec.trainer.lora)]
+            faults.extend([*of_adapters, *critic_faults(model, spec), *sampler_row_faults(spec, model)])
         if spec:
             faults.extend([*need_faults(spec), *queue_faults(spec.queue, self._queues)])
         if evaluation := spec.evaluation if spec else _valid(EvaluationSpec, sections.get("evaluation", {})):
@@ -164,7 +164,9 @@ class SpecIntake:
         Raises SpecError if its model was a version that the other run has replaced and deleted since the check.
         """
         for field, model in {"model": spec.model, REWARD_MODEL: spec.reward.model, TEACHER: spec.teacher}.items():
-            if model is None or model.lineage is None or await self._run_models.keep(VersionFolder(model.files or {}, model.lineage)):
+            if model is None or model.lineage is None:
+                continue
+            if await self._run_models.keep(VersionFolder(model.files or {}, model.lineage, model.adapters)):
                 continue
             message, allowed = "the other run has deleted this version meanwhile", '"last"; or the other run with a larger checkpoint.keep'
             raise SpecError([Fault(f"{field}.version", message, str(model.version), allowed)])

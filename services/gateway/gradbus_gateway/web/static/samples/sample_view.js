@@ -32,7 +32,7 @@ export async function showSample({ root, signal }, runId, sampleId) {
       make("h2", {}, "Response"), make("pre", { class: "response" }, ...shadedTokens(sample, texts)),
       ...forks(sample, texts),
       !isGiven && make("p", { class: "soft small" }, texts ? "The stronger a token's colour, the less probable it was when it was sampled; point at a token to see its probability." : "The model's tokenizer.json cannot be read here, so single tokens are not shown.")),
-    sample.episode && conversation(sample.episode),
+    ...(sample.episode ? [conversation(sample.episode)] : []),
     make("div", { class: "panels" },
       make("section", { class: "panel" }, make("h2", {}, "Timeline"), timeline(run, history, sample)),
       make("section", { class: "panel" }, make("h2", {}, isGiven ? "Responses of the row" : `Group of ${page.data.length} samples`), make("ol", { class: "cards" }, ...page.data.map((member) => sampleCard(run, member, { colour: isGiven ? "" : "advantage", texts: null, range })))),
