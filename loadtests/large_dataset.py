@@ -1,8 +1,8 @@
 """Measures memory while a run reads a large dataset: `python loadtests/large_dataset.py [--gigabytes 5] [--folder /tmp]`.
 
 The real stack (`gradbus up`) and the command line, which uploads the file. A run on a small dataset goes first, so that libraries and
-model are loaded; what the large one adds is the dataset's. Peaks are the kernel's (`VmHWM`), reset between the two runs. The disk needs room
-for four times the size. The exit status is 1 if a process that holds no model was above the limit, or one that does grew by more.
+model are loaded; what the large one adds is the dataset's. Peaks are the kernel's (`VmHWM`), reset between the two runs. The disk needs
+room for four times the size. The exit status is 1 if a process that holds no model was above the limit, or one that does grew by more.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ import { showSample } from "./samples/sample_view.js";
 
 const ROUTES = [
   [/^\/$/, showRuns],
-  [/^\/compare$/, showRunComparison],
   [/^\/runs\/([a-z0-9-]{1,63})$/, showRun],
   [/^\/runs\/([a-z0-9-]{1,63})\/samples$/, showComparison],
   [/^\/runs\/([a-z0-9-]{1,63})\/samples\/(\d{1,18}\.\d{1,9})$/, showSample],
+  [/^\/compare$/, showRunComparison],
 ];
 const main = document.querySelector("#main");
 let current = new AbortController();

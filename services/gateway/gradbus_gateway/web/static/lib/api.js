@@ -8,13 +8,11 @@ export class Problem extends Error {
   }
 }
 
-/** The response as JSON; `content` is sent as JSON. Throws Problem with the gateway's detail; with status 0 if the gateway does not respond. */
-export async function fetchJson(path, { method = "GET", content, signal } = {}) {
+/** The response as JSON. Throws Problem with the gateway's detail; with status 0 if the gateway does not respond. */
+export async function fetchJson(path, { method = "GET", signal, body: sent, type } = {}) {
   let response;
   try {
-    const sent = content === undefined ? {} : { body: JSON.stringify(content) };
-    const type = content === undefined ? {} : { "Content-Type": "application/json" };
-    response = await fetch(path, { method, signal, headers: { Accept: "application/json", ...type }, ...sent });
+    response = await fetch(path, { method, signal, body: sent, headers: { Accept: "application/json", ...(type && { "Content-Type": type }) } });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Problem(0, "The gateway does not respond. See `gradbus status`.");

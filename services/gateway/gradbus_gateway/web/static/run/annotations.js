@@ -50,8 +50,8 @@ export class AnnotationPanel {
     const save = async (event) => {
       event.preventDefault();
       try {
-        const content = changesOf(before, tags.value, note.value);
-        this.#end(await fetchJson(`/v1/runs/${this.run.id}`, { method: "PATCH", content, signal: this.signal }));
+        const body = JSON.stringify(changesOf(before, tags.value, note.value));
+        this.#end(await fetchJson(`/v1/runs/${this.run.id}`, { method: "PATCH", body, type: "application/json", signal: this.signal }));
       } catch (error) {
         problem.replaceChildren(...withCode(error.message));
         problem.classList.remove("hidden");
