@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from gradbus.spec import CriticSpec, DeepSpeedSpec, LoraSpec, RunSpec
 from gradbus_trainer.step.batch import Batch, TrainSample
@@ -49,10 +49,11 @@ def ppo_spec(spec: RunSpec, critic: dict) -> RunSpec:
 
 
 def kind_spec(kind: str, lora: dict | None = None) -> RunSpec:
-    """A run on pairs or labels, with the trainer of `SPEC`."""
+    """A run on pairs or labels, with the trainer of `SPEC`; a reward model keeps its scores around 0."""
     trainer = {"learning_rate": 1e-2, "weight_decay": 0.1, "warmup_steps": 2, "micro_batch_tokens": 40} | ({"lora": lora} if lora else {})
     body = {"name": "pairs", "kind": kind, "model": {"path": "m"}, "data": {"train": "t"}, "schedule": {"steps": 8}}
-    return RunSpec.model_validate(body | {"trainer": trainer})
+    center = {"preference": {"center": 0.1}} if kind == "reward_model" else {}
+    return RunSpec.model_validate(body | center | {"trainer": trainer})
 
 
 def pair_batch(step: int) -> Batch:
@@ -74,6 +75,14 @@ def make_model(path: Path) -> Path:
     torch.manual_seed(0)
     sizes = {"vocab_size": VOCAB, "hidden_size": 18, "intermediate_size": 25, "num_hidden_layers": 2, "num_attention_heads": 1}
     LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True)).save_pretrained(path)
+    return path
+
+
+def make_scorer(path: Path) -> Path:
+    """A reward model of these sizes."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": VOCAB, "hidden_size": 18, "intermediate_size": 25, "num_hidden_layers": 2, "num_attention_heads": 1}
+    LlamaForSequenceClassification(LlamaConfig(**sizes, num_labels=1, pad_token_id=0)).save_pretrained(path)
     return path
 
 
