@@ -9,7 +9,8 @@ import json
 import os
 import sys
 import threading
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from gradbus.spec import CriticSpec, DeepSpeedSpec, LoraSpec, RunSpec
+from gradbus.algorithms import Coefficients, SampleMarks
+from gradbus.spec import CriticSpec, DeepSpeedSpec, InnerSpec, LoraSpec, RunSpec
 from gradbus_trainer.step.batch import Batch, TrainSample
 
 VOCAB = 19
@@ -68,6 +70,62 @@ def pair_batch(step: int) -> Batch:
         reference = rng.normal(-3.0, 0.2, len(response)).astype(np.float32)
         rows.append(TrainSample(prompt, response, zeros, trainable, np.full(len(response), label, np.float32), reference))
     return Batch(step, rows)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Fields of the algorithm, of its updates in a step and of its critic, and what the rows of a batch have beside their tokens."""
+
+    algorithm: dict = field(default_factory=dict)
+    inner: dict = field(default_factory=dict)
+    critic: dict | None = None
+    rows: Callable[[np.random.Generator, TrainSample], dict] = lambda rng, row: {}
+    coefficients: Callable[[int], Coefficients | None] = lambda step: None
+
+    def spec(self) -> RunSpec:
+        """`SPEC` with the fields."""
+        spec = SPEC if self.critic is None else ppo_spec(SPEC, self.critic)
+        trainer = spec.trainer.model_copy(update={"inner": InnerSpec(**self.inner)})
+        return spec.model_copy(update={"algorithm": spec.algorithm.model_copy(update=self.algorithm), "trainer": trainer})
+
+    def batch(self, step: int) -> Batch:
+        """The batch of a step."""
+        rng = np.random.default_rng(50 + step)
+        return Batch(step, [replace(row, **self.rows(rng, row)) for row in batch(step).samples])
+
+
+def _reference(rng, row):
+    return {"reference_logprobs": rng.normal(-3.0, 0.2, len(row.token_ids)).astype(np.float32)}
+
+
+def _sparse(count):
+    """For each token `count` others and their share of the probability, and that of the rest."""
+
+    def rows(rng, row):
+        ids = np.stack([rng.permutation(VOCAB)[:count] for _ in row.token_ids]).astype(np.int32)
+        logprobs = np.log(rng.dirichlet(np.ones(count + 1), len(row.token_ids))).astype(np.float32)
+        return ids, logprobs
+
+    return rows
+
+
+CASES = {
+    "V-trace of the policy's states": Case(critic={"kind": "head", "learning_rate": 1e-2, "target": "vtrace", "value_lambda": 0.9}),
+    "V-trace of a model": Case(critic={"kind": "full", "learning_rate": 1e-3, "target": "vtrace", "updates": 2}),
+    "several updates": Case({"importance": "decoupled"}, {"epochs": 2, "minibatches": 2}),
+    "updates to a bound": Case(inner={"epochs": 4, "stop_kl": 2e-3}),
+    "second moment": Case({"second_moment": 0.02, "trust_region": "none", "clip": None}),
+    "best samples": Case({"nll": 0.3}, rows=lambda rng, row: {"marks": SampleMarks(best=bool(rng.random() < 0.5))}),
+    "controllers": Case({"kl": 0.1}, rows=_reference, coefficients=lambda step: Coefficients(0.1 * step, 0.02 * (step % 2))),
+    "a teacher's rows": Case(
+        {"importance": "none", "trust_region": "none", "clip": None, "entropy": 0.0},
+        rows=lambda rng, row: {"teacher_rows": _sparse(3)(rng, row)},
+    ),
+    "the sampler's rows": Case(
+        {"trust_region": "cap", "clip": (1.0, 1.0), "centering": 4}, rows=lambda rng, row: {"behaviour_rows": _sparse(4)(rng, row)}
+    ),
+}
+"""What a step reads beside tokens, or does beside one update."""
 
 
 def make_model(path: Path) -> Path:
@@ -136,6 +194,8 @@ class Plan:
     critic: dict | None = None
     """Fields of a critic."""
     kind: str = "rl"
+    case: str = ""
+    """One of `CASES`."""
     measured: bool = False
     """Whether each rank writes the memory that loading the model takes to `rank-<number>.memory`: most of all, and in the end, bytes."""
     settings: dict = field(default_factory=dict)
@@ -199,11 +259,13 @@ def _lead(plan, settings, torchrun):
     spec = LORA_SPEC if plan.lora else SPEC
     spec = spec if plan.critic is None else ppo_spec(spec, plan.critic)
     spec, rows_of = (spec, batch) if plan.kind == "rl" else (kind_spec(plan.kind), pair_batch)
+    case = CASES.get(plan.case, Case())
+    spec, rows_of = (case.spec(), case.batch) if plan.case else (spec, rows_of)
     learner = learners.open(Path(plan.model), deepspeed_spec(spec, **plan.settings))
     if plan.first:
         learner.restore(plan.first, *checkpoint(out, plan.first))
     for step in range(plan.first, plan.last):
-        metrics = learner.train(Batch(step, rows_of(step).samples[: plan.rows]))
+        metrics = learner.train(Batch(step, rows_of(step).samples[: plan.rows]), case.coefficients(step))
         (out / f"{step + 1}.metrics").write_text(json.dumps(asdict(metrics)))
         save_file(dict(learner.weights()), out / f"{step + 1}.weights")
         save_file(dict(learner.optimizer_tensors()), out / f"{step + 1}.optimizer")

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gradbus.spec import InnerSpec
+from gradbus_trainer.learners.policy_step import anchored
 from gradbus_trainer.learners.torch import TorchLearner
 from gradbus_trainer.step.batch import Batch, prompt_groups
 from gradbus_trainer.step.minibatches import minibatches
@@ -37,8 +38,8 @@ def same(one, other):
 
 def on_policy(learner, batch):
     """The batch as the learner's policy would have sampled it."""
-    anchored = learner._anchored(batch).samples
-    return Batch(batch.step, [replace(sample, behaviour_logprobs=sample.proximal_logprobs, proximal_logprobs=None) for sample in anchored])
+    parts = zip(batch.samples, learner._present_logprobs(batch), strict=True)
+    return Batch(batch.step, [replace(sample, behaviour_logprobs=logprobs) for sample, logprobs in parts])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -113,10 +114,10 @@ def test_the_policy_before_the_step_bounds_every_update_of_it(learner, make_batc
     algorithm = {"importance": "decoupled", "clip": [0.01, 0.01]}
     inner, steps, unbounded = learner({"epochs": 2}, algorithm), learner({}, algorithm), learner({}, algorithm)
     batch = make_batch()
-    anchored = steps._anchored(batch)
-    assert all(sample.proximal_logprobs.dtype == np.float32 for sample in anchored.samples)
+    before = anchored(batch, steps._present_logprobs(batch))
+    assert all(sample.proximal_logprobs.dtype == np.float32 for sample in before.samples)
     found = inner.train(batch)
-    parts = [steps.train(Batch(step, anchored.samples)) for step in range(2)]
+    parts = [steps.train(Batch(step, before.samples)) for step in range(2)]
     assert same(state(inner), state(steps))
     assert parts[0].ratio.clipped_low + parts[0].ratio.clipped_high == 0.0
     assert found.ratio.clipped_low + found.ratio.clipped_high > 0.0
