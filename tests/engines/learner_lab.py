@@ -223,11 +223,11 @@ def _main() -> int:
 
 
 def _measure_loading(file):
-    from gradbus_trainer.learners.deepspeed.rank_engine import RankEngine
+    from gradbus_trainer.learners.deepspeed.rank_policy import RankPolicy
 
-    load = RankEngine._load
+    load = RankPolicy._load
 
-    def measured(engine, folder):
+    def measured(policy, folder):
         before, most, over = _held(), [0], threading.Event()
 
         def sample():
@@ -237,13 +237,13 @@ def _measure_loading(file):
         sampler = threading.Thread(target=sample)
         sampler.start()
         try:
-            return load(engine, folder)
+            return load(policy, folder)
         finally:
             over.set()
             sampler.join()
             file.write_text(json.dumps({"most": most[0] - before, "end": _held() - before}))
 
-    RankEngine._load = measured
+    RankPolicy._load = measured
 
 
 def _held():

@@ -134,7 +134,7 @@ def test_a_step_without_weight_makes_no_update(learner):
 
 def written_out_kl(learner, before, part):
     """KL of the policy before the step to the present one, over the trainable tokens of a part; in Python's floats."""
-    now = learner._anchored(part).samples
+    now = anchored(part, learner._present_logprobs(part)).samples
     columns = (zip(one.proximal_logprobs, before[id(s)], s.trainable, strict=True) for one, s in zip(now, part.samples, strict=True))
     apart = [float(present) - float(past) for column in columns for present, past, counts in column if counts]
     return sum(math.exp(d) - 1.0 - d for d in apart) / len(apart)
@@ -145,8 +145,8 @@ def test_the_updates_end_after_the_first_that_finds_the_policy_too_far_away(lear
     """By hand: steps over the parts in place of the updates, and the KL of each before it."""
     fields, batch = {"epochs": 3, "minibatches": 2}, make_batch(0)
     by_hand, kls, states = learner(**KINDS[kind]), [], []
-    anchored = by_hand._anchored(batch).samples
-    before = {id(sample): one.proximal_logprobs for sample, one in zip(batch.samples, anchored, strict=True)}
+    with_anchor = anchored(batch, by_hand._present_logprobs(batch)).samples
+    before = {id(sample): one.proximal_logprobs for sample, one in zip(batch.samples, with_anchor, strict=True)}
     for number, part in enumerate(minibatches(batch, InnerSpec(**fields), 5)):
         kls.append(written_out_kl(by_hand, before, part))
         by_hand.train(Batch(number, part.samples))
