@@ -65,8 +65,6 @@ def _trainer_faults(kind: str, trainer: TrainerSpec) -> Iterator[Fault]:
 
 
 def _reward_model_faults(trainer: TrainerSpec) -> Iterator[Fault]:
-    if trainer.backend == "deepspeed":
-        yield Fault("trainer.backend", "the deepspeed backend trains no scoring head", '"deepspeed"', '"torch"')
     if trainer.lora is not None:
         yield Fault("trainer.lora", "a reward model trains every weight and its head", allowed="no [trainer.lora], or another kind")
     if trainer.dtype != "fp32":

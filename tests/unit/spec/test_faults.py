@@ -290,13 +290,11 @@ def test_routes_are_replayed_only_where_they_are_those_of_the_log_probabilities(
     assert faults(body(rollout={"engine": "sglang", "routing_replay": True})).keys() == {"rollout.pause"}  # its default
     refused = [
         {"rollout": {"routing_replay": True}},
-        {"rollout": fits, "trainer": {"backend": "deepspeed"}},
         {"rollout": fits, "numerics": "batch_invariant"},
     ]
     found = [faults(body(**sections))["rollout.routing_replay"] for sections in refused]
     assert [fault.allowed for fault in found] == [
         'false, or rollout.engine = "sglang"',
-        'false, or trainer.backend = "torch"',
         'false, or numerics = "fast"',
     ]
 
