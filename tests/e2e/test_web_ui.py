@@ -16,7 +16,7 @@ STEPS = 4000
 TIMEOUT_MS = 120_000
 sync_api.expect.set_options(timeout=TIMEOUT_MS)
 MARKUP = "<img src=x onerror=alert(1)> and"
-VIEWS = ("/", "/runs/{run}", "/runs/{run}/samples", "/runs/{run}/samples/0.1")
+VIEWS = ("/", "/runs/{run}", "/compare?runs={run}", "/runs/{run}/samples", "/runs/{run}/samples/0.1")
 CONTRAST = """names => {
   const style = getComputedStyle(document.documentElement);
   const light = name => {
@@ -52,7 +52,8 @@ BARS = """async rewards => {
   const { sampleCard, rewardRange } = await import("/static/any/samples/sample_card.js");
   const samples = rewards.map(reward => ({ reward, id: "0.1", text: "", components: {}, verdict: "filtered", finish_reason: "stop" }));
   const shown = { colour: "", texts: null, range: rewardRange(samples) };
-  return samples.map(sample => sampleCard({ id: "run-1", spec: { kind: "rl" } }, sample, shown).querySelector("meter").value);
+  const run = { id: "run-1", spec: { kind: "rl", algorithm: {} } };
+  return samples.map(sample => sampleCard(run, sample, shown).querySelector("meter").value);
 }"""
 PAIRS = [
     [text, paper] for text in ("--ink", "--soft", "--accent", "--good", "--warn", "--bad") for paper in ("--paper", "--raised", "--faint")
@@ -111,7 +112,7 @@ class Tab:
     def opens(self, view, run_id=""):
         """Goes to a view, and waits until it shows what it is about."""
         self.tab.goto(f"{self.url}/#{view.format(run=run_id)}")
-        self.tab.wait_for_selector({"/": ".runs", "/runs/{run}": ".chart"}.get(view, ".sample"))
+        self.tab.wait_for_selector({"/": ".runs", "/runs/{run}": ".chart", "/compare?runs={run}": ".chart"}.get(view, ".sample"))
 
     def grows(self, above):
         """Waits until the reward's curve has more points than `above`."""
@@ -221,12 +222,71 @@ def test_every_group_of_a_prompt_is_found(page, run_id):
     assert "row=" in page.tab.url
 
 
+def test_charts_zoom_by_brush_and_by_keys_and_lead_to_the_samples_of_a_step(page, run_id):
+    page.opens("/runs/{run}", run_id)
+    page.grows(2)
+    canvas = page.tab.locator(".chart .u-over").first
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    left, middle = box["x"], box["y"] + box["height"] / 2
+    page.tab.mouse.move(left + 2, middle)
+    page.tab.mouse.down()
+    page.tab.mouse.move(left + box["width"] - 2, middle, steps=4)
+    page.tab.mouse.up()
+    page.tab.wait_for_url(re.compile(r"from=\d+&to=\d+"))
+    page.tab.locator(".chart").first.focus()
+    page.tab.keyboard.press("0")
+    page.tab.wait_for_url(re.compile(r"/runs/[a-z0-9-]+$"))
+    page.tab.get_by_label("Values").select_option("log")
+    page.tab.get_by_label("Smoothing").select_option("none")
+    page.tab.wait_for_url(re.compile("scale=log&smoothing=none"))
+    page.tab.locator(".chart").first.focus()
+    page.tab.keyboard.press("Home")
+    page.sees(".chart-value", re.compile("step 0$"))
+    page.tab.keyboard.press("Enter")
+    page.tab.wait_for_url(re.compile(r"/samples\?steps=0"))
+
+
+def test_runs_are_compared_from_the_list_on(page, lab, spec, run_id):
+    other = lab.train(spec(name="another", seed=7, schedule={"steps": 3}))["id"]
+    page.opens("/", run_id)
+    for run in (run_id, other):
+        page.tab.locator(f"#pick-{run}").focus()
+        page.tab.keyboard.press("Space")
+    page.tab.locator("#compare").focus()
+    page.tab.keyboard.press("Enter")
+    page.sees("h1", "Comparison of runs")
+    page.sees(".differences tr", re.compile("seed.*7"))
+    page.tab.wait_for_selector(".chart canvas")
+    page.sees(".chart-value", re.compile(r"[\d.]+ / [\d.]+"))
+    page.tab.get_by_role("button", name="Take another out").click()
+    page.sees("main", "Choose two runs or more.")
+
+
+def test_tags_and_a_note_are_written_on_a_run_and_select_the_runs_of_the_list(page, lab, run_id):
+    page.opens("/runs/{run}", run_id)
+    page.tab.get_by_role("button", name="Add tags or a note").focus()
+    page.tab.keyboard.press("Enter")
+    page.tab.keyboard.type("baseline sweep/3")
+    page.tab.keyboard.press("Tab")
+    page.tab.keyboard.type(MARKUP)
+    page.tab.get_by_role("button", name="Save").click()
+    page.sees(".run-note", MARKUP)
+    run = lab.client.run(run_id)
+    assert (run.tags, run.note) == (["baseline", "sweep/3"], MARKUP)
+    page.tab.locator(".annotations .tag").filter(has_text="sweep/3").click()
+    page.sees("h1", "Runs tagged sweep/3")
+    sync_api.expect(page.tab.locator(".runs tbody tr")).to_have_count(1)
+
+
 def test_in_a_free_schedule_columns_are_groups_and_no_step_is_said_to_own_one(page, lab, spec):
     run = lab.train(spec(schedule={"mode": "free", "steps": 3}))
     page.tab.goto(f"{page.url}/#/runs/{run['id']}/samples?steps=0,1&show=high")
     page.sees(".column h2", "Group 4")
     page.sees(".controls", "Steps, about")
-    sync_api.expect(page.tab.get_by_label("Show", exact=True)).to_have_count(0)
+    sync_api.expect(page.tab.get_by_label("Show", exact=True).locator("option")).to_have_text(
+        ["one prompt, all its samples", "a search of all samples"]
+    )
     page.tab.locator(".response-text").first.click()
     page.sees(".timeline", "With a free schedule the order of the log decides by which step.")
 

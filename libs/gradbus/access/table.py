@@ -71,6 +71,7 @@ KEYS: Final = (
     Keys(Buckets.RUNS, "*.spec", "the spec with all digests, once", ("gateway",), ("conductor",)),
     Keys(Buckets.RUNS, "*.desired", "`running`, `paused`, `cancelled`, `deleted`", ("gateway", "conductor")),
     Keys(Buckets.RUNS, "*.scorers_wanted", "the scorers that a user gives a live run", ("gateway",), ("conductor",)),
+    Keys(Buckets.RUNS, "*.annotations", "tags and note of a run", ("gateway",), ("conductor",)),
     Keys(Buckets.RUNS, "*.scorers", "the same, with the groups from which they judge", ("conductor",)),
     Keys(Buckets.RUNS, "idempotency.key.*", "the run that a submission created", ("gateway",), ("conductor",)),
     Keys(Buckets.RUNS, "deleted.run.*", "that a run was deleted; expires after a day", ("conductor",)),

@@ -12,7 +12,8 @@ class Buckets:
     """Key-value buckets."""
 
     RUNS: Final = "runs"
-    """`<run>.spec`, `<run>.desired`, `<run>.scorers_wanted` (gateway); `<run>.status`, `<run>.evaluations`, `<run>.scorers` (conductor)."""
+    """`<run>.spec`, `<run>.desired`, `<run>.scorers_wanted`, `<run>.annotations` (gateway);
+    `<run>.status`, `<run>.evaluations`, `<run>.scorers` (conductor)."""
     WORKERS: Final = "workers"
     """`<worker>`: presence, written by each worker; expires after `WORKER_TTL_SECONDS` without a heartbeat."""
     ASSIGNMENTS: Final = "assignments"

@@ -21,7 +21,7 @@ app = typer.Typer(
 )
 _VERBS = {
     "This machine": (stack.up, stack.down, status.status),
-    "Runs": (plan.plan, runs.run, fork.fork, runs.pause, runs.resume, runs.cancel, reward.reward, delete.delete, runs.export),
+    "Runs": (plan.plan, runs.run, fork.fork, runs.tag, runs.pause, runs.resume, runs.cancel, reward.reward, delete.delete, runs.export),
     "Inspect": (
         *(inspect.runs, inspect.show, inspect.samples, inspect.episode, events.events, events.track),
         *(lineage.lineage, advise.advise, replay.replay),

@@ -40,12 +40,19 @@ def duration(seconds: float) -> str:
 
 
 def run_line(run: RunSummary) -> str:
-    """A run in a list: id, local time of submission, name, kind, state, step and scores."""
+    """A run in a list: id, local time of submission, name, kind, state, step, scores and tags."""
     created = "-" if run.created_at is None else run.created_at.astimezone().strftime("%Y-%m-%d %H:%M")
     progress = run.progress
     kind = run.kind or "-"
     state = f"{kind:<12}  {run.state:<18}"
-    return f"{run.id}  {created:<16}  {run.name:<24}  {state}  step {progress.step}/{run.steps}  {'  '.join(_scores(run))}"
+    tags = f"  [{' '.join(run.tags)}]" if run.tags else ""
+    return f"{run.id}  {created:<16}  {run.name:<24}  {state}  step {progress.step}/{run.steps}  {'  '.join(_scores(run))}{tags}"
+
+
+def annotation_lines(run: RunSummary) -> list[str]:
+    """What users wrote on a run: its tags, and its note, whose further lines are indented."""
+    tags = [f"tags        {' '.join(run.tags)}"] if run.tags else []
+    return [*tags, *(f"{'' if at else 'note':<12}{line}" for at, line in enumerate(run.note.splitlines()))]
 
 
 def figures(run: RunSummary, left: float | None = None) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, cast
 
 import typer
 
-from gradbus.cli.format import figures, number, run_line
+from gradbus.cli.format import annotation_lines, figures, number, run_line
 from gradbus.cli.options import RunId, State, connect, state_option, taking
 from gradbus.cli.output import AsJson, print_json, print_notice, printable
 from gradbus.errors import SettingsError
@@ -26,19 +26,25 @@ if TYPE_CHECKING:
 _FIELD_CHARACTERS: Final = 200
 
 
-def runs(limit: Annotated[int, typer.Option(min=1, max=1000)] = 20, as_json: AsJson = False, state: State = None) -> None:
+def runs(
+    tags: Annotated[list[str] | None, typer.Option("--tag", metavar="TAG", help="Only runs with this tag; repeated: all of them.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=1000)] = 20,
+    as_json: AsJson = False,
+    state: State = None,
+) -> None:
     """List runs, newest first."""
     from gradbus.client import document
 
     with connect(state) as client:
-        page = client.runs_page(limit=limit)
+        page = client.runs_page(limit=limit, tags=tags or ())
     if as_json:
         print_json(document(page))
         return
     for run in page.data:
         typer.echo(run_line(run))
     if not page.data:
-        typer.echo("no runs yet; submit one with `gradbus run SPEC.toml`")
+        none_yet = "no runs yet; submit one with `gradbus run SPEC.toml`"
+        typer.echo("no run has these tags; `gradbus runs` lists all" if tags else none_yet)
     _print_more_hint(page, "raise --limit to see older runs")
 
 
@@ -69,6 +75,8 @@ def show(
     for label in ("reason", "waiting_for"):
         if shown[label]:
             typer.echo(f"{label.replace('_', ' '):<12}{printable(shown[label])}")
+    for line in annotation_lines(run):
+        typer.echo(printable(line))
     typer.echo(f"progress    {figures(run)}")
     typer.echo(f"created     {shown['created_at']}   finished {shown['finished_at'] or '-'}")
     typer.echo("spec")

@@ -1,7 +1,8 @@
-"""Subcommands that act on runs: run, pause, resume, cancel, export."""
+"""Subcommands that act on runs: run, tag, pause, resume, cancel, export."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gradbus.cli.options import RunId, State, connect, state_option, taking
-from gradbus.cli.output import AsJson, JsonLines, print_json, print_json_line
+from gradbus.cli.output import AsJson, JsonLines, print_json, print_json_line, printable
 from gradbus.errors import SettingsError
 
 if TYPE_CHECKING:
-    from gradbus.client import Client
+    from gradbus.client import AnnotationChanges, Client
     from gradbus.resources.runs import RunResource
 
 
@@ -25,6 +26,8 @@ class SubmitOptions:
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow it; exit status 0 succeeded, 1 failed, 3 cancelled.")] = False
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Have everything checked, and create no run.")] = False
     queue: Annotated[str | None, typer.Option(metavar="NAME", help="Queue in which it waits for a trainer.", show_default=False)] = None
+    tags: Annotated[list[str] | None, typer.Option("--tag", metavar="TAG", help="Tag of the run; may be repeated.")] = None
+    note: Annotated[str, typer.Option(metavar="TEXT", help="Note on the run.", show_default=False)] = ""
     changes: Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Override a field of the spec.")] = None
     state: State = None
     as_json: JsonLines = False
@@ -35,7 +38,7 @@ def run(options: SubmitOptions) -> None:
     """Submit a run. Uploads the model, data and grader files that the spec names."""
     from gradbus.client import load_spec
 
-    submitting = Submitting(options.follow, options.dry_run, options.state, options.as_json)
+    submitting = Submitting(options.follow, options.dry_run, options.state, options.as_json, options.tags or (), options.note)
     body = load_spec(options.spec, options.changes or ())
     if options.queue is not None:
         body["queue"] = options.queue
@@ -51,6 +54,8 @@ class Submitting:
     dry_run: bool
     state: Path | None
     as_json: bool
+    tags: Sequence[str] = ()
+    note: str = ""
 
     def __post_init__(self) -> None:
         if self.dry_run and self.follow:
@@ -67,6 +72,8 @@ class Submitting:
             )
             return
         submitted = client.submit(body, folder)
+        if self.tags or self.note:
+            submitted = client.annotate(submitted.id, add_tags=self.tags, note=self.note)
         if self.as_json:
             print_json_line(document(submitted))
         else:
@@ -79,6 +86,37 @@ class Submitting:
             raise typer.Exit(follow_run(client, submitted.id, state_option(self.state)))
         if not self.as_json:
             typer.echo(f"follow it: gradbus show {submitted.id} --follow{state_option(self.state)}")
+
+
+@dataclass(frozen=True, slots=True)
+class TagOptions:
+    """Options of `gradbus tag`."""
+
+    run_id: RunId
+    add: Annotated[list[str] | None, typer.Argument(metavar="[TAG]...", help="Tags to add.", show_default=False)] = None
+    remove: Annotated[list[str] | None, typer.Option("--remove", metavar="TAG", help="Tag to remove; may be repeated.")] = None
+    note: Annotated[str | None, typer.Option(metavar="TEXT", help="Note in place of the one that there is.", show_default=False)] = None
+    state: State = None
+    as_json: AsJson = False
+
+
+@taking(TagOptions)
+def tag(options: TagOptions) -> None:
+    """Tag a run, write a note on it, or show both. Nothing that the run computes changes."""
+    from gradbus.cli.format import annotation_lines
+    from gradbus.client import document
+
+    changes: AnnotationChanges = {"add_tags": options.add or [], "remove_tags": options.remove or []}
+    if options.note is not None:
+        changes["note"] = options.note
+    with connect(options.state) as client:
+        is_asked = options.add or options.remove or options.note is not None
+        found = client.annotate(options.run_id, **changes) if is_asked else client.run(options.run_id)
+    if options.as_json:
+        print_json(document(found))
+        return
+    for line in annotation_lines(found) or ["no tags and no note"]:
+        typer.echo(printable(line))
 
 
 def pause(run_id: RunId, state: State = None, as_json: AsJson = False) -> None:

@@ -1,7 +1,7 @@
 """The Python clients of the gateway."""
 
 from gradbus.client.async_client import AsyncClient
-from gradbus.client.calls import SampleSelection
+from gradbus.client.calls import AnnotationChanges, SampleSelection
 from gradbus.client.client import Client
 from gradbus.client.discovery import find_gateway
 from gradbus.client.retries import RetryPolicy
@@ -10,6 +10,7 @@ from gradbus.client.submission import SpecSource
 from gradbus.resources.document import document
 
 __all__ = [
+    "AnnotationChanges",
     "AsyncClient",
     "Client",
     "RetryPolicy",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +14,7 @@ import httpx2
 
 from gradbus.client import calls, steps
 from gradbus.client.answers import checked, reached, trusting
-from gradbus.client.calls import Action, Call, SampleSelection
+from gradbus.client.calls import Action, AnnotationChanges, Call, SampleSelection
 from gradbus.client.client import Client
 from gradbus.client.discovery import find_authority, find_gateway
 from gradbus.client.retries import RetryPolicy
@@ -84,13 +84,13 @@ class AsyncClient:
         prepared = await asyncio.to_thread(prepare, spec, base_dir, self._files.upload)
         return await self._run(prepared.send(calls.post_spec_check))
 
-    def runs(self) -> AsyncIterator[RunSummary]:
-        """Every run, newest first, page by page."""
-        return self._items(calls.list_runs())
+    def runs(self, tags: Sequence[str] = ()) -> AsyncIterator[RunSummary]:
+        """Every run that has all `tags`, newest first, page by page."""
+        return self._items(calls.list_runs(tags=tags))
 
-    async def runs_page(self, after: str = "", limit: int = 20) -> Page[RunSummary]:
-        """A page of runs, newest first."""
-        return await self._send(calls.list_runs(after, limit))
+    async def runs_page(self, after: str = "", limit: int = 20, tags: Sequence[str] = ()) -> Page[RunSummary]:
+        """A page of runs that have all `tags`, newest first."""
+        return await self._send(calls.list_runs(after, limit, tags))
 
     async def find(self, run: str) -> RunSummary:
         """The run with this id or name."""
@@ -115,6 +115,10 @@ class AsyncClient:
     async def cancel(self, run: str) -> RunResource:
         """Cancels a run."""
         return await self._act(run, "cancel")
+
+    async def annotate(self, run: str, **changes: Unpack[AnnotationChanges]) -> RunResource:
+        """Changes the tags and the note of a run, in any state."""
+        return await self._of(run, lambda run_id: calls.annotate(run_id, changes))
 
     async def reward(self, run: str) -> RewardResource:
         """The scorers of a run, one after the other."""

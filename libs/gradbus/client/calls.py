@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypedDict, TypeVar
 from urllib.parse import quote
@@ -49,6 +49,15 @@ class SampleSelection(TypedDict, total=False):
     max_reward: float
     include: str | list[str]
     """`tokens`, `item` (the row of the dataset), or both."""
+
+
+class AnnotationChanges(TypedDict, total=False):
+    """What is to change of a run's tags and note; what is left out stays."""
+
+    add_tags: Sequence[str]
+    remove_tags: Sequence[str]
+    note: str
+    """Replaces the note; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +123,14 @@ def delete(run_id: str) -> Call[None]:
     return Call("DELETE", _path(run_id), type(None))
 
 
-def list_runs(after: str = "", limit: int = LARGEST_PAGE) -> Call[Page[RunSummary]]:
-    """Runs, newest first."""
-    return Call("GET", "/v1/runs", Page[RunSummary], {"after": after, "limit": limit})
+def annotate(run_id: str, changes: AnnotationChanges) -> Call[RunResource]:
+    """Changes tags and note."""
+    return Call("PATCH", _path(run_id), RunResource, body={**changes})
+
+
+def list_runs(after: str = "", limit: int = LARGEST_PAGE, tags: Sequence[str] = ()) -> Call[Page[RunSummary]]:
+    """Runs that have all `tags`, newest first."""
+    return Call("GET", "/v1/runs", Page[RunSummary], {"tag": list(tags), "after": after, "limit": limit})
 
 
 def list_events(run_id: str, after: int = 0, limit: int = LARGEST_PAGE) -> Call[Page[EventResource]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -13,7 +13,7 @@ import httpx2
 
 from gradbus.client import calls, steps
 from gradbus.client.answers import checked, reached, trusting
-from gradbus.client.calls import Action, Call, SampleSelection
+from gradbus.client.calls import Action, AnnotationChanges, Call, SampleSelection
 from gradbus.client.discovery import find_authority, find_gateway
 from gradbus.client.export import check_empty, write_export
 from gradbus.client.retries import RetryPolicy
@@ -88,13 +88,13 @@ class Client:
         """Has a spec checked as `submit` does, uploads included, and creates no run. Returns it with every default and digest."""
         return self._run(prepare(spec, base_dir, self.upload).send(calls.post_spec_check))
 
-    def runs(self) -> Iterator[RunSummary]:
-        """Every run, newest first, page by page."""
-        return self._items(calls.list_runs())
+    def runs(self, tags: Sequence[str] = ()) -> Iterator[RunSummary]:
+        """Every run that has all `tags`, newest first, page by page."""
+        return self._items(calls.list_runs(tags=tags))
 
-    def runs_page(self, after: str = "", limit: int = 20) -> Page[RunSummary]:
-        """A page of runs, newest first."""
-        return self._send(calls.list_runs(after, limit))
+    def runs_page(self, after: str = "", limit: int = 20, tags: Sequence[str] = ()) -> Page[RunSummary]:
+        """A page of runs that have all `tags`, newest first."""
+        return self._send(calls.list_runs(after, limit, tags))
 
     def find(self, run: str) -> RunSummary:
         """The run with this id or name."""
@@ -119,6 +119,10 @@ class Client:
     def cancel(self, run: str) -> RunResource:
         """Cancels a run."""
         return self._act(run, "cancel")
+
+    def annotate(self, run: str, **changes: Unpack[AnnotationChanges]) -> RunResource:
+        """Changes the tags and the note of a run, in any state."""
+        return self._of(run, lambda run_id: calls.annotate(run_id, changes))
 
     def reward(self, run: str) -> RewardResource:
         """The scorers of a run, one after the other."""

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from gradbus.aio.tasks import map_bounded, run_to_end
 from gradbus.bus import Bucket
+from gradbus.control.annotations import ANNOTATIONS
 from gradbus.control.runs import FINAL_STATES, RunStatus
 from gradbus.ids import digests_in
 from gradbus.objects import ObjectStore
@@ -78,8 +79,10 @@ class NamedBlobs:
 
     def _update(self, key: str) -> None:
         value = self._records.get(key)
-        self._name(key, digests_in(value) if value else frozenset())
         run_id, _, name = key.partition(".")
+        if name == ANNOTATIONS:
+            return  # a digest in a user's text keeps no file
+        self._name(key, digests_in(value) if value else frozenset())
         if name == "status":
             self._over.discard(run_id)
             if value and _is_final(value):

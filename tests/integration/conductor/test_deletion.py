@@ -23,7 +23,7 @@ from gradbus_conductor.runs import deletion
 from gradbus_conductor.runs.deletion import RunDeletion
 from gradbus_conductor.runs.index import RunIndex
 
-KINDS = ("spec", "status", "desired", "evaluations", "scorers_wanted", "scorers")
+KINDS = ("spec", "status", "desired", "evaluations", "annotations", "scorers_wanted", "scorers")
 
 
 class Life:
@@ -44,7 +44,7 @@ class Life:
         history.emit("state", "succeeded")
         await history.wait_until_stored()
         if begun:
-            for kind in ("evaluations", "scorers_wanted", "scorers"):
+            for kind in ("evaluations", "annotations", "scorers_wanted", "scorers"):
                 await self.runs.put(f"{run_id}.{kind}", b"[]")
             log = ExperienceLog(self.clients.buffer, run_id)
             await log.append(7, {0: LogEntry(index=0)})
@@ -123,7 +123,7 @@ async def test_whenever_a_conductor_dies_the_next_one_completes_the_deletion(lif
         await real(bucket, key, revision)
 
     record = life.record
-    for fatal in range(1, 14):
+    for fatal in range(1, 15):
         life.run_id = f"{record.run_id}-{fatal}"  # a deleted run's id is fenced
         life.record = record.model_copy(update={"run_id": life.run_id, "idempotency_key": f"hash-{fatal}"})
         calls.clear()
@@ -141,7 +141,7 @@ async def test_whenever_a_conductor_dies_the_next_one_completes_the_deletion(lif
         assert await life.left() == [keys.term(life.run_id)]
         if not died:
             break
-    assert fatal == 12, "it died before each of its eleven writes"
+    assert fatal == 13, "it died before each of its twelve writes"
     assert not died
 
 

@@ -137,6 +137,19 @@ def client(stack):
 
 
 @pytest.fixture
+def gradbus(stack, tmp_path):
+    """Runs the command; returns (exit status, output, errors)."""
+    environment = {**os.environ, "GRADBUS_URL": stack.url, "GRADBUS_KEY": stack.key}
+
+    def command(*arguments):
+        line = [sys.executable, "-m", "gradbus.cli", *arguments]
+        done = subprocess.run(line, check=False, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        return done.returncode, done.stdout, done.stderr
+
+    return command
+
+
+@pytest.fixture
 async def bus(stack):
     bus = await Bus.connect(BusSettings(stack.nats_url), "test")
     yield bus

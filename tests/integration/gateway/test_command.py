@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import subprocess
 import sys
 
@@ -29,19 +28,6 @@ file = "grade.py"
 steps = 4
 groups_per_step = 2
 """
-
-
-@pytest.fixture
-def gradbus(stack, tmp_path):
-    """Runs the command; returns (exit status, output, errors)."""
-    environment = {**os.environ, "GRADBUS_URL": stack.url, "GRADBUS_KEY": stack.key}
-
-    def command(*arguments):
-        line = [sys.executable, "-m", "gradbus.cli", *arguments]
-        done = subprocess.run(line, check=False, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-        return done.returncode, done.stdout, done.stderr
-
-    return command
 
 
 @pytest.fixture

@@ -72,6 +72,17 @@ async def test_runs_that_are_over_are_read_once_and_go_on_to_count(runs, run_ids
     assert await named.among(BLOBS) == {BLOBS[0], *BLOBS[2:]}
 
 
+async def test_a_digest_in_a_users_note_names_no_blob(runs, run_ids, tmp_path):
+    named = NamedBlobs(Manifests(ObjectStore.open(tmp_path.as_uri())), runs)
+    try:
+        for kind, blob in zip(("annotations", "evaluations"), BLOBS, strict=False):
+            await runs.put(f"{run_ids[0]}.{kind}", f'{{"note": "{blob}"}}'.encode())
+        assert await named.among(BLOBS) == {BLOBS[1]}
+    finally:
+        for kind in ("annotations", "evaluations"):
+            await runs.purge(f"{run_ids[0]}.{kind}")
+
+
 async def test_a_question_about_a_run_hides_its_blobs_from_no_other_question(runs, run_ids, tmp_path):
     manifests = Manifests(ObjectStore.open(tmp_path.as_uri()))
     manifest = version(run_ids[0], 0, BLOBS[0])

@@ -20,9 +20,10 @@ SPEC = {
 
 @pytest.fixture
 def keys():
-    def make(step=0, run_id="run"):
+    def make(step=0, run_id="run", annotations=None):
         status = RunStatus(state="running", reason=f"step {step}").model_dump_json().encode()
-        return RunKeys(RunRecord(run_id=run_id, spec=parse_spec(SPEC), created_unix_ns=1, key_id="key").to_bytes(), b'"running"', status)
+        record = RunRecord(run_id=run_id, spec=parse_spec(SPEC), created_unix_ns=1, key_id="key")
+        return RunKeys(record.to_bytes(), b'"running"', status, annotations)
 
     return make
 
@@ -32,6 +33,8 @@ def test_a_run_is_parsed_again_only_when_a_key_has_changed(keys):
     first = runs.read("run", keys())
     assert runs.read("run", keys()) is first
     assert runs.read("run", keys(step=1)).status.reason == "step 1"
+    assert runs.read("run", keys(step=1, annotations=b'{"tags": ["a"]}')).annotations.tags == ("a",)
+    assert "run.annotations" in runs.read("run", keys(step=1, annotations=b"[]")).reason
 
 
 def test_what_a_run_was_before_its_status_changed_is_not_kept(keys):

@@ -64,7 +64,7 @@ def test_no_folder_has_more_than_fifteen_files():
 
 
 def test_all_of_it_is_small():
-    assert sum(len(file.gzipped) for file in FILES.assets.values()) < 80_000
+    assert sum(len(file.gzipped) for file in FILES.assets.values()) < 100_000
 
 
 def test_the_chart_library_comes_with_its_licence():
@@ -80,3 +80,22 @@ def test_a_changed_file_is_another_release(tmp_path):
         assert files.documents["index.html"].content == f"/static/{files.release}/a.js".encode()
         releases.append(files.release)
     assert releases[0] != releases[1]
+
+
+def luminance(colour):
+    """WCAG 2.2, relative luminance of `#rrggbb`."""
+    parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+    red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def test_the_lines_of_six_runs_differ_from_the_paper_and_from_each_other_in_both_themes():
+    themes = re.findall(r":root \{(.*?)\}", (STATIC / "styles" / "base.css").read_text(), re.DOTALL)
+    assert len(themes) == 2
+    for theme in themes:
+        paper = luminance(re.search(r"--paper: (#\w{6})", theme)[1])
+        lines = re.findall(r"--line-\d: (#\w{6})", theme)
+        assert len(set(lines)) == 6
+        for line in lines:
+            dark, light = sorted((luminance(line), paper))
+            assert (light + 0.05) / (dark + 0.05) >= 3, line

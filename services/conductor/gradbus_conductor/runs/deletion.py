@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from redis.exceptions import RedisError
 
 from gradbus.bus import Bucket, Buckets, Conflict, Entry, EventLog
+from gradbus.control.annotations import ANNOTATIONS
 from gradbus.control.runs import DELETED_SECONDS, FINAL_STATES, RunRecord, RunStatus, deletion_key
 from gradbus.control.scorers import SCORERS, WANTED_SCORERS
 from gradbus.errors import CorruptRecordError, GradbusError
@@ -91,7 +92,7 @@ class RunDeletion:
         await EventLog(self._clients.bus, run_id).remove()
         # Before the spec: a request that read the key earlier finds out that its run was deleted, and creates another one.
         await self._remove_idempotency_key(spec, run_id)
-        for kind in ("evaluations", WANTED_SCORERS, SCORERS, "spec", "status"):
+        for kind in ("evaluations", ANNOTATIONS, WANTED_SCORERS, SCORERS, "spec", "status"):
             await self._bucket.purge(f"{run_id}.{kind}")
         await self._bucket.put_for(deletion_key(run_id), b"true", DELETED_SECONDS)
         with contextlib.suppress(Conflict):  # another conductor was first

@@ -45,6 +45,8 @@ def _fields(run: Run) -> dict[str, Any]:
         "name": run.record.spec.name,
         "kind": run.record.spec.kind,
         "queue": run.record.spec.queue,
+        "tags": list(run.annotations.tags),
+        "note": run.annotations.note,
         "state": run.state,
         "desired": run.desired,
         "reason": public_text(status.reason) if status else "",

@@ -1,12 +1,14 @@
-"""Runs: submit, list, show, pause, resume, cancel, delete."""
+"""Runs: submit, list, show, tag, pause, resume, cancel, delete."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Final
 
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 
 from gradbus.access.api_keys import ApiKeyRecord
+from gradbus.control.annotations import MOST_TAGS, AnnotationChange, Tag
 from gradbus.resources.page import Page
 from gradbus.resources.runs import RunResource, RunSummary
 from gradbus_gateway.http.description import problems
@@ -18,6 +20,7 @@ from gradbus_gateway.routes.authentication import LIST, READ, WRITE
 from gradbus_gateway.routes.dependencies import GatewayDep
 
 router = APIRouter(prefix="/v1/runs", tags=["runs"], route_class=StrictQueryRoute)
+Tags = Annotated[Sequence[Tag], Query(max_length=MOST_TAGS, description="Only runs with this tag; repeated: with all of them.")]
 _OF_AN_ACTION: Final = problems(404, 409, 500)
 
 
@@ -43,9 +46,9 @@ async def post_run(
 
 
 @router.get("", dependencies=[READ, LIST], summary="List runs")
-async def list_runs(gateway: GatewayDep, after: str = "", limit: Limit = 20) -> Page[RunSummary]:
+async def list_runs(gateway: GatewayDep, tag: Tags = (), after: str = "", limit: Limit = 20) -> Page[RunSummary]:
     """Newest first."""
-    found = await gateway.run_list.page(after, limit + 1)
+    found = await gateway.run_list.page(after, limit + 1, tag)
     return Page[RunSummary].of([(run.run_id, run_summary(run)) for run in found], limit)
 
 
@@ -53,6 +56,12 @@ async def list_runs(gateway: GatewayDep, after: str = "", limit: Limit = 20) -> 
 async def get_run(run_id: str, gateway: GatewayDep) -> RunResource:
     """State, progress and spec."""
     return run_resource(await gateway.runs.get(run_id))
+
+
+@router.patch("/{run_id}", dependencies=[WRITE], summary="Change the tags and the note of a run", responses=problems(400, 404, 409, 500))
+async def patch_run(run_id: str, change: AnnotationChange, gateway: GatewayDep) -> RunResource:
+    """A run may have them in any state, and computes the same with them. What the body leaves out stays."""
+    return run_resource(await gateway.runs.annotate(run_id, change))
 
 
 @router.post("/{run_id}/cancel", dependencies=[WRITE], summary="Cancel a run", responses=_OF_AN_ACTION)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_left, insort
+from collections.abc import Collection
 
 from gradbus.bus import View
+from gradbus.control.annotations import ANNOTATIONS
 from gradbus.control.runs import DELETED
-from gradbus.errors import SettingsError
+from gradbus.errors import CorruptRecordError, SettingsError
 from gradbus.ids import checked_name
 from gradbus.telemetry import get_logger
 from gradbus_gateway.runs.parsed_runs import ParsedRuns, RunKeys
-from gradbus_gateway.runs.store import Run, UnreadableRun
+from gradbus_gateway.runs.store import Run, UnreadableRun, read_annotations
 
 _log = get_logger(__name__)
 
@@ -22,17 +25,24 @@ class RunList:
         self._view = view
         self._run_ids: list[str] = []
         """Oldest first."""
+        self._tags: dict[str, frozenset[str]] = {}
+        """Of the runs that have tags."""
         self._parsed = ParsedRuns()
         view.listen(self._update)
 
-    async def page(self, after: str, limit: int) -> list[Run | UnreadableRun]:
-        """Up to `limit` runs older than the id `after`, newest first. Unreadable runs are listed too.
+    async def page(self, after: str, limit: int, tags: Collection[str] = ()) -> list[Run | UnreadableRun]:
+        """Up to `limit` runs older than the id `after` that have all `tags`, newest first. Unreadable runs are listed too.
 
         A run that was created before the call is listed, whichever replica created it.
         """
         await self._view.catch_up()
-        end = bisect_left(self._run_ids, after) if after else len(self._run_ids)
-        return [self._listed(run_id) for run_id in reversed(self._run_ids[max(0, end - limit) : end])]
+        run_ids = self._with_tags(frozenset(tags)) if tags else self._run_ids
+        end = bisect_left(run_ids, after) if after else len(run_ids)
+        return [self._listed(run_id) for run_id in reversed(run_ids[max(0, end - limit) : end])]
+
+    def _with_tags(self, wanted: frozenset[str]) -> list[str]:
+        """Oldest first. A run may have been deleted and its tags not yet."""
+        return sorted(run_id for run_id, tags in self._tags.items() if wanted <= tags and self._place(run_id)[1])
 
     def find(self, run_id: str) -> Run | UnreadableRun | None:
         """The run as the view shows it, which may be behind for a moment; None if it does not show it."""
@@ -45,15 +55,13 @@ class RunList:
         return at, self._run_ids[at : at + 1] == [run_id]
 
     def _listed(self, run_id: str) -> Run | UnreadableRun:
-        spec, desired, status = (
-            self._view.entries[f"{run_id}.spec"],
-            self._view.get(f"{run_id}.desired"),
-            self._view.get(f"{run_id}.status"),
-        )
-        return self._parsed.read(run_id, RunKeys(spec, desired, status))
+        others = (self._view.get(f"{run_id}.{kind}") for kind in ("desired", "status", ANNOTATIONS))
+        return self._parsed.read(run_id, RunKeys(self._view.entries[f"{run_id}.spec"], *others))
 
     def _update(self, key: str) -> None:
         run_id, _, kind = key.rpartition(".")
+        if kind == ANNOTATIONS:
+            self._tag(run_id)
         if kind not in {"spec", "desired"}:
             return
         at, is_listed = self._place(run_id)
@@ -63,6 +71,12 @@ class RunList:
             self._parsed.forget(run_id)
         elif belongs and not is_listed and _is_run_id(run_id):
             insort(self._run_ids, run_id)
+
+    def _tag(self, run_id: str) -> None:
+        self._tags.pop(run_id, None)
+        with contextlib.suppress(CorruptRecordError):  # the run itself is listed as unreadable
+            if tags := read_annotations(run_id, self._view.get(f"{run_id}.{ANNOTATIONS}")).tags:
+                self._tags[run_id] = frozenset(tags)
 
 
 def _is_run_id(name: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Final
 
 from gradbus.control.runs import read_run
 from gradbus.errors import CorruptRecordError
-from gradbus_gateway.runs.store import Run, UnreadableRun
+from gradbus_gateway.runs.store import Run, UnreadableRun, read_annotations
 
 _MOST_RUNS: Final = 1024  # a page has up to 1,000
 _MOST_BYTES: Final = 8 << 20
@@ -22,11 +22,12 @@ class RunKeys:
     spec: bytes
     desired: bytes | None
     status: bytes | None
+    annotations: bytes | None
 
     @property
     def size(self) -> int:
         """Bytes of all keys."""
-        return sum(len(value or b"") for value in (self.spec, self.desired, self.status))
+        return sum(len(value or b"") for value in (self.spec, self.desired, self.status, self.annotations))
 
 
 class ParsedRuns:
@@ -59,6 +60,6 @@ class ParsedRuns:
 
 def _parsed(run_id: str, keys: RunKeys) -> Run | UnreadableRun:
     try:
-        return Run(*read_run(run_id, keys.spec, keys.desired, keys.status))
+        return Run(*read_run(run_id, keys.spec, keys.desired, keys.status), read_annotations(run_id, keys.annotations))
     except CorruptRecordError as error:
         return UnreadableRun(run_id, str(error))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from pydantic import ValidationError
 
 from gradbus.bus import Bucket, Conflict, Entry, OwnedKey
+from gradbus.control.annotations import ANNOTATIONS, MOST_TAGS, AnnotationChange, Annotations
 from gradbus.control.runs import DELETED, FINAL_STATES, DesiredState, RunRecord, RunState, RunStatus, deletion_key, read_run
 from gradbus.control.scorers import SCORERS, WANTED_SCORERS, ScorerChanges
 from gradbus.errors import CorruptRecordError, SettingsError, first_line
@@ -27,11 +28,12 @@ _MAX_SCORER_BYTES = 2 << 20
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run: its record, its desired state, and its status once the conductor has written one."""
+    """A run: its record, its desired state, its status once the conductor has written one, and what users wrote on it."""
 
     record: RunRecord
     desired: DesiredState
     status: RunStatus | None
+    annotations: Annotations = field(default_factory=Annotations)
 
     @property
     def run_id(self) -> str:
@@ -152,6 +154,24 @@ class RunStore:
                 return
         raise _concurrent_change(run_id)
 
+    async def annotate(self, run_id: str, change: AnnotationChange) -> Run:
+        """Changes the tags and the note of a run, in whatever state it is.
+
+        Raises the problems 404 and `unreadable-run`, and 409 for a run that would have too many tags.
+        """
+        key = OwnedKey(self._bucket, f"{run_id}.{ANNOTATIONS}")
+        for _ in range(_ATTEMPTS):
+            run, stored = await self.get(run_id), await key.read()
+            annotations = read_annotations(run_id, stored).changed(change)
+            if len(annotations.tags) > MOST_TAGS:
+                raise ProblemError(
+                    409, "too-many-tags", f"run {run_id} would have more than {MOST_TAGS} tags; remove some with `remove_tags`"
+                )
+            with contextlib.suppress(Conflict):
+                await key.replace(annotations.to_bytes())
+                return replace(run, annotations=annotations)
+        raise _concurrent_change(run_id)
+
     async def delete(self, run_id: str) -> None:
         """Requests that a finished run is deleted; no error if that was requested before, for a day after it is gone.
 
@@ -177,7 +197,9 @@ class RunStore:
             checked_name(run_id, "run id")
         except SettingsError:
             return None
-        stored = _Stored(*await asyncio.gather(*(self._bucket.get(f"{run_id}.{key}") for key in ("spec", "desired", "status"))))
+        stored = _Stored(
+            *await asyncio.gather(*(self._bucket.get(f"{run_id}.{key}") for key in ("spec", "desired", "status", ANNOTATIONS)))
+        )
         return stored if stored.spec or stored.is_deleted else None
 
     async def _check_deleted(self, run_id: str) -> None:
@@ -209,6 +231,7 @@ class _Stored:
     spec: Entry | None
     desired: Entry | None
     status: Entry | None
+    annotations: Entry | None
 
     @property
     def is_deleted(self) -> bool:
@@ -218,11 +241,20 @@ class _Stored:
         """Raises the problems 404 and `unreadable-run`."""
         if self.spec is None:
             raise no_such_run(run_id)
-        values = (entry.value if entry else None for entry in (self.desired, self.status))
+        desired, status, annotations = (entry.value if entry else None for entry in (self.desired, self.status, self.annotations))
         try:
-            return Run(*read_run(run_id, self.spec.value, *values))
+            return Run(*read_run(run_id, self.spec.value, desired, status), read_annotations(run_id, annotations))
         except CorruptRecordError as error:
             raise unreadable_run(str(error)) from None
+
+
+def read_annotations(run_id: str, stored: bytes | None) -> Annotations:
+    """Raises CorruptRecordError."""
+    try:
+        return Annotations.parse(stored)
+    except ValidationError as error:
+        advice = f"restore the key {run_id}.{ANNOTATIONS} in the bucket `runs`, or delete it"
+        raise CorruptRecordError(f"the tags and the note of run {run_id} cannot be read ({first_line(error)}); {advice}") from None
 
 
 def _scorers(stored: bytes | None, run_id: str) -> ScorerChanges:

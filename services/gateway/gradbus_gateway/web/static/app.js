@@ -1,4 +1,5 @@
 // The shell: loads the signed-in caller, and shows the view that the address names. A view gets a signal that is aborted when it is left.
+import { showRunComparison } from "./compare/compare_view.js";
 import { fetchJson } from "./lib/api.js";
 import { make, withCode } from "./lib/elements.js";
 import { showRuns } from "./run/run_list.js";
@@ -8,6 +9,7 @@ import { showSample } from "./samples/sample_view.js";
 
 const ROUTES = [
   [/^\/$/, showRuns],
+  [/^\/compare$/, showRunComparison],
   [/^\/runs\/([a-z0-9-]{1,63})$/, showRun],
   [/^\/runs\/([a-z0-9-]{1,63})\/samples$/, showComparison],
   [/^\/runs\/([a-z0-9-]{1,63})\/samples\/(\d{1,18}\.\d{1,9})$/, showSample],

@@ -1,9 +1,13 @@
-// Line charts over steps, drawn by uPlot. The charts of a grid share their cursor.
+// Line charts over steps, drawn by uPlot. The charts of a page share their cursor and their view.
 import { make, setText } from "../lib/elements.js";
 import { number } from "../lib/format.js";
+import { moved, SMOOTHINGS, zoomed } from "./chart_view.js";
+import { nearest, positive, smoothed } from "./curves.js";
 
 const HEIGHT = 132;
+const FAINT = "55";
 const style = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const known = (value) => value !== null && value !== undefined;
 
 /** The range of the value axis, with room above and below a constant line. */
 function valueRange(_, low, high) {
@@ -11,42 +15,59 @@ function valueRange(_, low, high) {
   return low === high ? [Math.min(0, low), high > 0 ? high * 1.5 : 1] : uPlot.rangeNum(low, high, 0.08, true);
 }
 
-/** The exponential mean of `values`, over about a fiftieth of them. */
-function smoothed(values) {
-  const weight = Math.min(1, 100 / (values.length + 1));
-  let mean = null;
-  return values.map((value) => {
-    if (value !== null && value !== undefined) mean = mean === null ? value : mean + weight * (value - mean);
-    return mean;
-  });
-}
+const logRange = (_, low, high) => (low === null ? [0.1, 1] : uPlot.rangeLog(low, high, 10, false));
 
-/** A chart with a title, the newest value and a line of explanation. `series`: [{label, colour?, edge?}]; two edges make a band. */
+/**
+ * A chart with a title, the newest value and a line of explanation. `series`: [{label, colour?, edge?}]; two edges make a band.
+ * `by` says what stands on its x axis: "step" or "version", as there are samples of steps alone.
+ */
 export class Chart {
   #plot = null;
+  /** As given, and as drawn. */
+  #given = null;
   #data = null;
+  #marks = [];
 
-  constructor({ title, explanation, series, format = number, points = false, smooth = false }) {
-    Object.assign(this, { title, series, format, points, smooth });
+  /** `onStep(step, line)` is called for a step that was chosen on a line. */
+  constructor({ title, explanation, series, format = number, points = false, smooth = false, by = "step" }, view, onStep) {
+    Object.assign(this, { title, series, format, points, smooth, by, view, onStep });
     this.value = make("span", { class: "chart-value num" }, "–");
     this.canvas = make("div", { class: "chart-canvas" });
     this.element = make(
-      "figure", { class: "chart", role: "group", "aria-label": title },
+      "figure", { class: "chart", role: "group", "aria-label": title, tabindex: 0, onkeydown: (event) => this.key(event), onfocus: () => this.value.setAttribute("aria-live", "polite"), onblur: () => this.value.setAttribute("aria-live", "off") },
       make("figcaption", {}, make("span", { class: "chart-title" }, title), this.value, make("span", { class: "chart-explanation" }, explanation)),
       this.canvas,
     );
+    // uPlot lets no click through that ends a drag.
+    this.canvas.addEventListener("click", () => this.#choose(null));
     this.#showValue();
   }
 
   /** `data`: [steps, ...series]; a series has null where there is no value. */
   set(data) {
-    const steps = data[0];
-    this.#data = this.smooth ? [...data, ...this.#lines().map((at) => smoothed(data[at]))] : data;
-    this.canvas.classList.toggle("bare", steps.length === 0);
-    this.canvas.dataset.points = steps.length;
+    this.#given = data;
+    this.#data = this.#drawn();
+    this.canvas.classList.toggle("bare", data[0].length === 0);
+    this.canvas.dataset.points = data[0].length;
     if (!this.#plot && this.canvas.clientWidth) this.#create();
     else this.#plot?.setData(this.#data);
-    this.#showValue();
+    this.#showValue(this.#plot?.cursor.idx);
+  }
+
+  /** Steps to mark by a vertical line. */
+  mark(steps) {
+    if (`${steps}` === `${this.#marks}`) return;
+    this.#marks = steps;
+    this.#plot?.redraw();
+  }
+
+  /** Draws what the view shows now. */
+  follow(changed) {
+    if (!this.#given) return;
+    this.#data = this.#drawn();
+    if (changed.includes("scale") || changed.includes("smoothing")) this.resize(true);
+    else this.#plot?.setData(this.#data);
+    this.#showValue(this.#plot?.cursor.idx);
   }
 
   /** Fits the chart to its container; `redraw` draws it again, in the colours of another theme. */
@@ -60,71 +81,131 @@ export class Chart {
     } else if (this.#plot.width !== this.canvas.clientWidth) this.#plot.setSize({ width: this.canvas.clientWidth, height: HEIGHT });
   }
 
+  destroy() {
+    this.#plot?.destroy();
+  }
+
+  /** Over which part of the data lines are smoothed; null if they are not. */
+  get #part() {
+    return this.smooth ? SMOOTHINGS[this.view.smoothing] : null;
+  }
+
   /** Indexes into the data of the series that are lines, not edges of a band. */
   #lines() {
     return this.series.map(({ edge }, at) => (edge ? 0 : at + 1)).filter(Boolean);
   }
 
-  destroy() {
-    this.#plot?.destroy();
+  #drawn() {
+    const data = this.view.scale === "log" ? positive(this.#given) : this.#given;
+    return this.#part ? [...data, ...this.#lines().map((at) => smoothed(data[at], this.#part))] : data;
   }
 
   #create() {
     const grid = { stroke: style("--line"), width: 1 };
     const axis = { stroke: style("--soft"), font: `11px ${style("--sans")}`, grid, ticks: { show: false }, gap: 4 };
-    const line = ({ label, colour = 1, edge }, faint) => ({
-      label,
-      stroke: edge ? "transparent" : style(`--line-${colour}${faint ? "-faint" : ""}`),
-      width: edge ? 0 : faint ? 1 : 1.6,
-      points: { show: this.points && !edge, size: 5, fill: style(`--line-${colour}`) },
-      spanGaps: true,
-    });
-    const lines = this.series.map((series) => line(series, this.smooth));
-    if (this.smooth) lines.push(...this.#lines().map((at) => line(this.series[at - 1], false)));
-    const edges = this.series.map(({ edge }, at) => (edge ? at + 1 : 0)).filter(Boolean);
+    const isLog = this.view.scale === "log";
     this.#plot = new uPlot(
       {
         width: this.canvas.clientWidth,
         height: HEIGHT,
         padding: [6, 14, 0, 0],
         legend: { show: false },
-        cursor: { y: false, drag: { x: false, y: false }, sync: { key: "steps" }, points: { size: 6 } },
-        scales: { x: { time: false }, y: { range: valueRange } },
+        cursor: { y: false, drag: { x: true, y: false, setScale: false }, sync: { key: "steps", filters: { pub: (type) => type === "mousemove" } }, points: { size: 6 } },
+        scales: { x: { time: false, range: (_, low, high) => this.view.zoom ?? [low, high] }, y: isLog ? { distr: 3, range: logRange } : { range: valueRange } },
         axes: [
           { ...axis, size: 22, space: 60, grid: { show: false }, values: (_, ticks) => ticks.map((tick) => (Number.isInteger(tick) ? tick : "")) },
-          { ...axis, size: 46, space: 34, values: (_, ticks) => ticks.map((tick) => number(tick)) },
+          { ...axis, size: 46, space: 34, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : number(tick))) },
         ],
-        series: [{ label: "step" }, ...lines],
-        bands: edges.length === 2 ? [{ series: [edges[0], edges[1]], fill: style("--band") }] : [],
-        hooks: { setCursor: [(plot) => this.#showValue(plot.cursor.idx)] },
+        series: [{ label: "step" }, ...this.#strokes()],
+        bands: this.#bands(),
+        hooks: { setCursor: [(plot) => this.#showValue(plot.cursor.idx)], setSelect: [(plot) => this.#brush(plot)], draw: [(plot) => this.#drawMarks(plot)] },
       },
       this.#data,
       this.canvas,
     );
   }
 
+  #strokes() {
+    const line = ({ label, colour = 1, edge }, faint) => ({
+      label,
+      stroke: edge ? "transparent" : style(`--line-${colour}`) + (faint ? FAINT : ""),
+      width: edge ? 0 : faint ? 1 : 1.6,
+      points: { show: this.points && !edge, size: 5, fill: style(`--line-${colour}`) },
+      spanGaps: true,
+    });
+    const isSmooth = this.#part !== null;
+    const means = isSmooth ? this.#lines().map((at) => line(this.series[at - 1], false)) : [];
+    return [...this.series.map((series) => line(series, isSmooth)), ...means];
+  }
+
+  #bands() {
+    const edges = this.series.map(({ edge }, at) => (edge ? at + 1 : 0)).filter(Boolean);
+    return edges.length === 2 ? [{ series: [edges[0], edges[1]], fill: style("--band") }] : [];
+  }
+
+  #drawMarks({ ctx, bbox, valToPos, scales }) {
+    ctx.save();
+    ctx.strokeStyle = style("--warn");
+    ctx.setLineDash([4, 4]);
+    for (const step of this.#marks) {
+      if (step < scales.x.min || step > scales.x.max) continue;
+      const left = Math.round(valToPos(step, "x", true));
+      ctx.beginPath();
+      ctx.moveTo(left, bbox.top);
+      ctx.lineTo(left, bbox.top + bbox.height);
+      ctx.stroke();
+    }
+    ctx.restore();
+  }
+
+  #brush(plot) {
+    const { left, width } = plot.select;
+    if (width <= 0) return;
+    const [from, to] = [left, left + width].map((at) => Math.round(plot.posToVal(at, "x")));
+    plot.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+    if (to > from) this.view.change({ zoom: [from, to] });
+  }
+
+  /** The first and the last step that there are; [0, 0] before the first. */
+  get whole() {
+    const steps = this.#given?.[0] ?? [];
+    return [steps[0] ?? 0, steps.at(-1) ?? 0];
+  }
+
+  /** Zooms, moves the cursor and leads to samples. */
+  key(event) {
+    if (!this.#given?.[0].length || event.ctrlKey || event.metaKey || event.altKey) return;
+    const { whole } = this;
+    const shown = this.view.zoom ?? whole;
+    const steps = this.#given[0];
+    const at = this.#plot?.cursor.idx ?? null;
+    const key = event.shiftKey && event.key.startsWith("Arrow") ? `Shift+${event.key}` : event.key;
+    const to = moved(key, steps, shown, at);
+    const zoom = zoomed(key, shown, whole, at === null ? (shown[0] + shown[1]) / 2 : steps[at]);
+    if (to !== undefined) this.#plot?.setCursor({ left: this.#plot.valToPos(steps[to], "x"), top: 0 }, true, true);
+    else if (zoom !== undefined) this.view.change({ zoom });
+    else if (key === "Enter" || (key >= "1" && key <= String(this.#lines().length))) this.#choose(key === "Enter" ? 0 : Number(key) - 1);
+    else return;
+    event.preventDefault();
+  }
+
+  /** Chooses the cursor's step on a line; `line` null is the one that is nearest to the cursor. */
+  #choose(line) {
+    const at = this.#plot?.cursor.idx;
+    if (!this.onStep || this.by !== "step" || !known(at)) return;
+    const lines = this.#lines().map((index) => this.#given[index]);
+    const chosen = line ?? nearest(lines, at, this.#plot.posToVal(this.#plot.cursor.top, "y"));
+    if (chosen >= 0) this.onStep(this.#given[0][at], chosen);
+  }
+
   /** Shows the value under the cursor, else the newest. */
   #showValue(at = null) {
-    const data = this.#data;
+    const data = this.#given;
     const valueOf = (index) => {
       const values = data?.[index] ?? [];
-      const value = at !== null && at !== undefined ? values[at] : values.findLast((found) => found !== null && found !== undefined);
-      return this.format(value);
+      return this.format(known(at) ? values[at] : values.findLast(known));
     };
     const text = this.#lines().map(valueOf).join(" / ");
-    setText(this.value, at !== null && at !== undefined && data ? `${text} · step ${data[0][at]}` : text);
+    setText(this.value, known(at) && data ? `${text} · ${this.by} ${data[0][at]}` : text);
   }
-}
-
-/** A grid of charts that follow the window's size and the theme until `signal` is aborted. */
-export function chartGrid(charts, signal) {
-  const grid = make("div", { class: "charts" }, ...charts.map((chart) => chart.element));
-  const observer = new ResizeObserver(() => charts.forEach((chart) => chart.resize()));
-  observer.observe(grid);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach((chart) => chart.resize(true)), { signal });
-  signal.addEventListener("abort", () => {
-    observer.disconnect();
-    charts.forEach((chart) => chart.destroy());
-  });
-  return grid;
 }

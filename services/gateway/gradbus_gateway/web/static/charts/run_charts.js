@@ -19,7 +19,7 @@ const ENTROPY = of("Entropy", "of the policy, in nats per token; near 0 it repea
 const LENGTH = of("Response length", "tokens, mean", { response_length: "tokens" }, (value) => fixed(value, 1));
 const NORM = of("Gradient norm", "before clipping", { grad_norm: "norm" });
 const REWARD = {
-  options: { smooth: true, title: "Reward", explanation: "mean of the step's samples, ± one standard deviation", format: fixed, series: [{ label: "reward" }, { label: "above", edge: true }, { label: "below", edge: true }] },
+  options: { smooth: true, title: "Reward", explanation: "mean of the step's samples, ± one standard deviation", ofLine: "mean of the step's samples", format: fixed, series: [{ label: "reward" }, { label: "above", edge: true }, { label: "below", edge: true }] },
   data: ({ steps, columns }) => {
     const band = (sign) => columns.reward.map((value, at) => (value === null ? null : value + sign * (columns.reward_std[at] ?? 0)));
     return [steps, columns.reward, band(1), band(-1)];
@@ -29,17 +29,17 @@ const REWARD = {
 const REWARD_RANGE = of("Range of rewards", "smallest and largest reward of the step's samples", { reward_min: "smallest", reward_max: "largest" }, fixed, false);
 
 const evaluation = ({ evaluation: { metric } }) => ({
-  options: { title: "Held-out", explanation: `${metric} on held-out rows, by version`, format: fixed, points: true, series: [{ label: metric }] },
+  options: { title: "Held-out", explanation: `${metric} on held-out rows, by version`, format: fixed, points: true, by: "version", series: [{ label: metric }] },
   data: ({ evaluations }) => [evaluations.versions, evaluations.scores],
 });
 
 const TEACHER = of("KL to the teacher", "mean log-ratio of policy and teacher over the sampled tokens, in nats; 0 is the teacher itself", { teacher_kl: "kl" });
 const HELD_OUT_LOSS = {
-  options: { title: "Held-out loss", explanation: "on held-out rows, by version; if it rises while the loss falls, the run learns its rows by heart", format: number, points: true, series: [{ label: "loss" }] },
+  options: { title: "Held-out loss", explanation: "on held-out rows, by version; if it rises while the loss falls, the run learns its rows by heart", format: number, points: true, by: "version", series: [{ label: "loss" }] },
   data: ({ evaluations }) => [evaluations.versions, evaluations.scores],
 };
 const HELD_OUT_ACCURACY = {
-  options: { title: "Held-out accuracy", explanation: "share of held-out pairs whose chosen response has the higher reward, by version", format: fixed, points: true, series: [{ label: "accuracy" }] },
+  options: { title: "Held-out accuracy", explanation: "share of held-out pairs whose chosen response has the higher reward, by version", format: fixed, points: true, by: "version", series: [{ label: "accuracy" }] },
   data: ({ evaluations }) => [evaluations.versions, evaluations.accuracies],
 };
 const heldOut = (spec) => (!spec.data?.eval ? [] : trainsPairs(spec) ? [HELD_OUT_LOSS, HELD_OUT_ACCURACY] : [HELD_OUT_LOSS]);
@@ -105,10 +105,11 @@ export const chartsOf = (spec) => (trainsGiven(spec) ? given(spec) : [...sampled
 export class RunCharts {
   #data;
 
-  constructor(spec) {
+  /** `onStep(step)` is called for a step that was chosen in a chart. */
+  constructor(spec, view, onStep) {
     const charts = chartsOf(spec);
     this.#data = charts.map(({ data }) => data);
-    this.all = charts.map(({ options }) => new Chart(options));
+    this.all = charts.map(({ options }) => new Chart(options, view, onStep));
   }
 
   set(history) {

@@ -8,11 +8,13 @@ export class Problem extends Error {
   }
 }
 
-/** The response as JSON. Throws Problem with the gateway's detail; with status 0 if the gateway does not respond. */
-export async function fetchJson(path, { method = "GET", signal } = {}) {
+/** The response as JSON; `content` is sent as JSON. Throws Problem with the gateway's detail; with status 0 if the gateway does not respond. */
+export async function fetchJson(path, { method = "GET", content, signal } = {}) {
   let response;
   try {
-    response = await fetch(path, { method, signal, headers: { Accept: "application/json" } });
+    const sent = content === undefined ? {} : { body: JSON.stringify(content) };
+    const type = content === undefined ? {} : { "Content-Type": "application/json" };
+    response = await fetch(path, { method, signal, headers: { Accept: "application/json", ...type }, ...sent });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Problem(0, "The gateway does not respond. See `gradbus status`.");

@@ -2,7 +2,7 @@
 import { fetchJson } from "../lib/api.js";
 import { RunHistory } from "./run_history.js";
 
-const TYPES = ["metrics", "state", "evaluation", "checkpoint", "alarm", "diverged", "unchanged", "dropped", "broadcast", "learner", "unreadable"];
+const TYPES = ["metrics", "state", "evaluation", "checkpoint", "alarm", "diverged", "unchanged", "dropped", "broadcast", "learner", "scorer", "unreadable"];
 const NOTIFY_MS = 150;
 const MAX_PAUSE_MS = 60_000;
 const BATCH = 1000;

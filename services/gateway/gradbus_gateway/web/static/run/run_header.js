@@ -1,7 +1,9 @@
 // The top of a run's view: name, state, progress, key figures and buttons.
+import { comparisonOf } from "../compare/address.js";
 import { make, setText, setTextWithCode, withCode } from "../lib/elements.js";
 import { age, duration, FINAL, fixed, number, stateClass, stateText } from "../lib/format.js";
 import { readsRewards, trainsGiven, trainsPairs } from "../lib/run_kind.js";
+import { AnnotationPanel } from "./annotations.js";
 import { runActions } from "./run_actions.js";
 
 export class RunHeader {
@@ -13,12 +15,14 @@ export class RunHeader {
     this.reason = make("p", { class: "note warn hidden", role: "status" });
     this.figures = Object.fromEntries(["Step", ...Object.keys(scores(run)), "Speed", "Checkpoint"].map((name) => [name, make("dd", { class: "num" }, "–")]));
     this.actions = runActions(context, run, onChange);
+    this.annotations = new AnnotationPanel(context, run, onChange);
     this.element = make(
       "header", { class: "run-head" },
       make("div", { class: "view-head" }, make("div", {}, make("h1", {}, run.name || run.id), make("p", { class: "soft small" }, make("span", { class: "mono" }, run.id), ` · ${trainsGiven(run.spec) ? run.kind : `${run.kind} · ${run.spec.algorithm.name}`}${queue(run)} · ${age(run.created_at)}`)), this.actions.element),
       make("p", { class: "state-line" }, this.chip, " ", this.detail),
+      this.annotations.element,
       this.progress, this.reason, this.problem,
-      make("div", { class: "figures-row" }, make("dl", { class: "figures" }, ...Object.entries(this.figures).map(([name, value]) => make("div", {}, make("dt", {}, name), value))), make("a", { class: "to-samples", href: `#/runs/${run.id}/samples` }, "Samples side by side")),
+      make("div", { class: "figures-row" }, make("dl", { class: "figures" }, ...Object.entries(this.figures).map(([name, value]) => make("div", {}, make("dt", {}, name), value))), make("p", { class: "row" }, make("a", { class: "to-samples", href: `#/runs/${run.id}/samples` }, "Samples side by side"), make("a", { href: comparisonOf([run.id]) }, "Compare with other runs"))),
     );
   }
 
@@ -39,6 +43,7 @@ export class RunHeader {
     setText(this.figures.Speed, rates ? `${number(rates.tokens, 0)} tok/s` : "–");
     setText(this.figures.Checkpoint, progress.checkpoint_step > 0 ? `step ${progress.checkpoint_step}` : "–");
     this.actions.set(run);
+    this.annotations.set(run);
   }
 
   /** Says that the numbers are not current. */

@@ -1,16 +1,21 @@
 // The list of runs, newest first.
-import { fetchJson, poll } from "../lib/api.js";
+import { poll } from "../lib/api.js";
 import { make, withCode } from "../lib/elements.js";
 import { age, fixed, stateClass, stateText } from "../lib/format.js";
+import { tagLinks } from "./annotations.js";
+import { Picks } from "./picks.js";
 
 const FIRST = 30;
 const MOST = 1000;
 
-export async function showRuns({ root, signal, showError }) {
+export async function showRuns({ root, signal, query, showError }) {
   document.title = "Runs · Gradbus";
+  const tags = query.getAll("tag");
+  const selection = tags.map((tag) => `&tag=${encodeURIComponent(tag)}`).join("");
   const list = make("div", {}, make("p", { class: "empty" }, "Loading …"));
   const problem = make("p", { class: "note bad hidden", role: "alert" });
-  root.append(make("div", { class: "view-head" }, make("h1", {}, "Runs")), problem, list);
+  const picks = new Picks();
+  root.append(make("div", { class: "view-head" }, make("h1", {}, tags.length ? `Runs tagged ${tags.join(" and ")}` : "Runs"), tags.length > 0 && make("a", { href: "#/" }, "All runs"), picks.element), problem, list);
   let polling = new AbortController();
 
   /** Shows the newest `limit` runs and keeps them current; more of them are read less often. */
@@ -22,12 +27,12 @@ export async function showRuns({ root, signal, showError }) {
       problem.classList.remove("hidden");
       problem.replaceChildren(...withCode(error.message));
     };
-    return poll(`/v1/runs?limit=${limit}`, Math.max(2, limit / 100), AbortSignal.any([signal, polling.signal]), (page) => render(page, limit), onError);
+    return poll(`/v1/runs?limit=${limit}${selection}`, Math.max(2, limit / 100), AbortSignal.any([signal, polling.signal]), (page) => render(page, limit), onError);
   };
   const render = (page, limit) => {
     problem.classList.add("hidden");
     const focused = document.activeElement?.id;
-    list.replaceChildren(page.data.length ? table(page.data) : emptyList(), page.has_more ? older(limit) : "");
+    list.replaceChildren(page.data.length ? table(page.data, picks) : tags.length ? make("p", { class: "empty" }, "No run has these tags.") : emptyList(), page.has_more ? older(limit) : "");
     if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
   };
   const older = (limit) =>
@@ -37,12 +42,12 @@ export async function showRuns({ root, signal, showError }) {
   await showNewest(FIRST);
 }
 
-function table(runs) {
+function table(runs, picks) {
   const heads = [["Run"], ["State"], ["Steps"], ["Reward", "right"], ["Held-out", "right"], ["Submitted", "right"]];
   return make(
     "table", { class: "runs" },
     make("thead", {}, make("tr", {}, ...heads.map(([text, style]) => make("th", { class: style, scope: "col" }, text)))),
-    make("tbody", {}, ...runs.map(row)),
+    make("tbody", {}, ...runs.map((run) => row(run, picks))),
   );
 }
 
@@ -52,7 +57,7 @@ function second(score, { held_out_loss: loss, pair_accuracy: accuracy }) {
   return accuracy === null ? make("td") : score("accuracy", fixed(accuracy), "");
 }
 
-function row(run) {
+function row(run, picks) {
   const { progress } = run;
   const score = (label, value, style = "only-narrow ") => make("td", { class: "right" }, make("span", { class: `${style}soft small` }, `${label} `), value);
   // The columns are those of runs with rewards; the figures of another run say what they are.
@@ -61,7 +66,7 @@ function row(run) {
     : [score("loss", fixed(progress.loss), ""), second(score, progress)];
   return make(
     "tr", {},
-    make("td", {}, make("a", { id: `to-${run.id}`, href: `#/runs/${run.id}` }, run.name || run.id), make("div", { class: "soft small" }, make("span", { class: "mono" }, run.id), run.kind ? ` · ${run.kind}` : "")),
+    make("td", {}, run.state !== "unreadable" && picks.box(run), make("a", { id: `to-${run.id}`, href: `#/runs/${run.id}` }, run.name || run.id), make("div", { class: "soft small" }, make("span", { class: "mono" }, run.id), run.kind ? ` · ${run.kind}` : ""), run.tags.length > 0 && make("div", { class: "row tags" }, ...tagLinks(run.tags))),
     make("td", {}, make("span", { class: stateClass(run.state) }, stateText(run.state)[0]), reason(run)),
     make("td", { class: "steps" }, make("span", {}, `${progress.step} of ${run.steps}`), make("progress", { max: run.steps || 1, value: progress.step, "aria-label": "steps done" })),
     ...scores,

@@ -1,9 +1,12 @@
 // One run, live: header, alarms, system diagram, time breakdown, workers, lineage, charts, events, spec.
-import { chartGrid } from "../charts/chart.js";
+import { chartGrid } from "../charts/chart_grid.js";
+import { addressOf, ChartView } from "../charts/chart_view.js";
+import { Marks, scorerMarks } from "../charts/marks.js";
 import { RunCharts } from "../charts/run_charts.js";
 import { fetchJson, poll } from "../lib/api.js";
 import { make } from "../lib/elements.js";
 import { FINAL } from "../lib/format.js";
+import { readsRewards } from "../lib/run_kind.js";
 import { diagramState } from "./diagram_state.js";
 import { followEvents, historyOf } from "./event_stream.js";
 import { EventList } from "./events.js";
@@ -15,22 +18,28 @@ import { MeanUtilization, timeShares } from "./utilization.js";
 import { WorkerTable } from "./workers.js";
 
 export async function showRun(context, runId) {
-  const { root, signal, showError } = context;
+  const { root, signal, query, showError } = context;
   let run = await fetchJson(`/v1/runs/${runId}`, { signal });
   let workers = [];
   const utilization = new MeanUtilization();
   document.title = `${run.name || run.id} · Gradbus`;
   const history = historyOf(runId);
   const header = new RunHeader(context, run, (changed) => update(changed));
-  const [diagram, breakdown, table, events, charts] = [new SystemDiagram(), new TimeBreakdown(), new WorkerTable(), new EventList(), new RunCharts(run.spec)];
-  const lineage = new LineagePanel();
+  const view = new ChartView(query);
+  const [diagram, breakdown, table, events] = [new SystemDiagram(), new TimeBreakdown(), new WorkerTable(), new EventList()];
+  const charts = new RunCharts(run.spec, view, (step) => {
+    location.hash = `#/runs/${runId}/samples?steps=${step}`;
+  });
+  const [lineage, marks] = [new LineagePanel(), new Marks(charts.all)];
+  view.listen(() => globalThis.history.replaceState(null, "", addressOf(`/runs/${runId}`, view.parameters())));
   root.append(
     header.element, events.alarms, diagram.element,
     make("div", { class: "panels" }, breakdown.element, table.element), lineage.element,
-    make("h2", { class: "over-charts" }, "Charts"), chartGrid(charts.all, signal),
+    make("h2", { class: "over-charts" }, "Charts"), chartGrid(charts.all, view, signal, marks.element),
     make("div", { class: "panels" }, events.element, specPanel(run)),
   );
   lineage.follow(runId, signal);
+  const turns = new ScorerTurns(run, signal);
 
   const isOver = () => FINAL.has(run.state);
   const refresh = () => {
@@ -40,6 +49,7 @@ export async function showRun(context, runId) {
     breakdown.set(shares, isOver());
     table.set(workers, run.progress.version, shares);
     events.set(history, isOver(), run.reason);
+    turns.read(history).then((found) => marks.set(scorerMarks(run.spec, found, history)));
   };
   const update = (changed) => {
     run = { ...changed, spec: changed.spec ?? run.spec };
@@ -60,6 +70,26 @@ export async function showRun(context, runId) {
     update(changed);
     return !isOver();
   }, (error) => (error.status === 401 ? showError(error, root) : header.showProblem(error)));
+}
+
+/** The scorers of a run, read again when its history says that there is one more. */
+class ScorerTurns {
+  #found = Promise.resolve([]);
+  #changes = -1;
+
+  constructor(run, signal) {
+    Object.assign(this, { run, signal });
+  }
+
+  read(history) {
+    const changes = history.events.filter(({ type }) => type === "scorer").length;
+    if (readsRewards(this.run.spec) && changes !== this.#changes) {
+      this.#changes = changes;
+      const { signal } = this;
+      this.#found = fetchJson(`/v1/runs/${this.run.id}/reward`, { signal }).then(({ scorers }) => scorers, () => []);
+    }
+    return this.#found;
+  }
 }
 
 function specPanel(run) {

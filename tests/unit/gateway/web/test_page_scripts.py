@@ -1,29 +1,7 @@
-"""What the page shows of each kind of run: its scripts, run by node over a document of text."""
-
-import json
-import shutil
-import subprocess
-from pathlib import Path
+"""What the page shows of each kind of run."""
 
 import pytest
 
-STATIC = Path(__file__).parents[3] / "services/gateway/gradbus_gateway/web/static"
-NODE = shutil.which("node")
-pytestmark = pytest.mark.skipif(NODE is None, reason="no `node` on the PATH")
-
-DOCUMENT = """
-class Part {
-  classList = { toggle() {}, add() {}, remove() {} };
-  constructor(tag) { Object.assign(this, { tag, parts: [], dataset: {}, attributes: {} }); }
-  append(...parts) { this.parts.push(...parts); }
-  replaceChildren(...parts) { this.parts = parts; }
-  setAttribute(name, value) { this.attributes[name] = value; }
-  addEventListener() {}
-  get textContent() { return this.parts.map((part) => part.textContent ?? part).join(" ").replace(/ +/g, " ").trim(); }
-  set textContent(text) { this.parts = [text]; }
-}
-globalThis.document = { createElement: (tag) => new Part(tag) };
-"""
 SAMPLE = {
     "id": "5.1",
     "index": 5,
@@ -43,28 +21,13 @@ LABELS = ["Loss", "Margin", "Desirable / undesirable", "KL", *SHARED]
 PAIRS = ["Loss", "Accuracy", "Margin", "Chosen / rejected", *SHARED]
 
 
-@pytest.fixture(scope="module")
-def script(tmp_path_factory):
-    """Runs `body` with the exports of some modules as `page` and with `given`; returns what it returns."""
-    folder = tmp_path_factory.mktemp("page") / "static"
-    shutil.copytree(STATIC, folder)
-    (folder / "package.json").write_text('{"type": "module"}')
-
-    def run(modules, body, *given):
-        imports = "".join(f"...await import({json.dumps(str(folder / module))}), " for module in modules.split())
-        source = f"{DOCUMENT}\nconst page = {{ {imports} }}, given = {json.dumps(given)};\n"
-        source += f"console.log(JSON.stringify(await (async () => {{ {body} }})()));"
-        command = [NODE, "--input-type=module", "--eval", source]
-        return json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout)
-
-    return run
-
-
 def run_of(kind, lora=None, model=None, **progress):
     return {
         "id": "run-1",
         "name": "pairs",
         "kind": kind,
+        "tags": [],
+        "note": "",
         "state": "running",
         "steps": 9,
         "created_at": "2026-01-02T23:04:05Z",

@@ -1,0 +1,32 @@
+// The charts of several runs: one for each line that any of their charts has, with a line for each run.
+import { joined } from "../charts/curves.js";
+import { chartsOf } from "../charts/run_charts.js";
+
+/** [{options, data}] for `runs` ({label, spec}); `data(histories)` gives a chart's columns of the runs' histories, in the same order. */
+export function overlaysOf(runs) {
+  const lines = new Map();
+  runs.forEach(({ spec }, run) => {
+    for (const chart of chartsOf(spec)) {
+      for (const [title, at] of linesOf(chart.options)) {
+        if (!lines.has(title)) lines.set(title, { chart, sources: runs.map(() => null) });
+        lines.get(title).sources[run] = { data: chart.data, at };
+      }
+    }
+  });
+  const series = runs.map(({ label }, at) => ({ label, colour: at + 1 }));
+  return [...lines].map(([title, { chart, sources }]) => ({
+    options: { ...chart.options, explanation: chart.options.ofLine ?? chart.options.explanation, title, series },
+    data: (histories) => joined(sources.map((source, run) => source && columnsOf(source, histories[run]))),
+  }));
+}
+
+/** [title, index into the data] of each line of a chart; edges of a band are none. */
+function linesOf({ title, series }) {
+  const lines = series.map((line, at) => [line, at + 1]).filter(([{ edge }]) => !edge);
+  return lines.map(([{ label }, at]) => [lines.length > 1 ? `${title}: ${label}` : title, at]);
+}
+
+function columnsOf({ data, at }, history) {
+  const columns = data(history);
+  return [columns[0], columns[at]];
+}

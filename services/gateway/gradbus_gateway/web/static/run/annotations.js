@@ -1,0 +1,75 @@
+// What users wrote on a run: its tags, each of which leads to the runs that have it, and its note.
+import { fetchJson } from "../lib/api.js";
+import { make, withCode } from "../lib/elements.js";
+
+const MOST_NOTE_CHARACTERS = 4000;
+
+/** Tags as links to the list of runs that have them. */
+export const tagLinks = (tags) => tags.map((tag) => make("a", { class: "chip tag", href: `#/?tag=${encodeURIComponent(tag)}` }, tag));
+
+/** What to send so that `before` becomes the tags in `text`, which are separated by spaces or commas, and the note. */
+export function changesOf(before, text, note) {
+  const tags = text.split(/[\s,]+/).filter(Boolean);
+  return { add_tags: tags.filter((tag) => !before.includes(tag)), remove_tags: before.filter((tag) => !tags.includes(tag)), note };
+}
+
+export class AnnotationPanel {
+  #shown = "";
+  #isEdited = false;
+
+  /** `onChange` is called with the run as it is after a change. */
+  constructor({ can, signal }, run, onChange) {
+    Object.assign(this, { run, signal, onChange, mayEdit: can("runs:write") });
+    this.element = make("div", { class: "annotations" });
+    this.set(run);
+  }
+
+  set(run) {
+    this.run = run;
+    const shown = JSON.stringify([run.tags, run.note]);
+    if (this.#isEdited || shown === this.#shown) return;
+    this.#shown = shown;
+    this.#show();
+  }
+
+  #show(hasFocus = false) {
+    const edit = make("button", { class: "plain small", onclick: () => this.#edit() }, this.run.tags.length || this.run.note ? "Edit tags and note" : "Add tags or a note");
+    this.element.replaceChildren(
+      make("p", { class: "row" }, ...tagLinks(this.run.tags), this.mayEdit && edit),
+      this.run.note ? make("pre", { class: "run-note" }, this.run.note) : "",
+    );
+    if (hasFocus) edit.focus();
+  }
+
+  #edit() {
+    this.#isEdited = true;
+    const before = this.run.tags; // a tag that somebody else adds meanwhile stays
+    const tags = make("input", { type: "text", value: this.run.tags.join(" ") });
+    const note = make("textarea", { rows: 4, maxlength: MOST_NOTE_CHARACTERS }, this.run.note);
+    const problem = make("p", { class: "note bad hidden", role: "alert" });
+    const save = async (event) => {
+      event.preventDefault();
+      try {
+        const content = changesOf(before, tags.value, note.value);
+        this.#end(await fetchJson(`/v1/runs/${this.run.id}`, { method: "PATCH", content, signal: this.signal }));
+      } catch (error) {
+        problem.replaceChildren(...withCode(error.message));
+        problem.classList.remove("hidden");
+      }
+    };
+    const fields = [["Tags, separated by spaces", tags], ["Note", note]].map(([label, field]) => make("label", { class: "field" }, make("span", {}, label), field));
+    this.element.replaceChildren(
+      make("form", { onsubmit: save, onkeydown: (event) => event.key === "Escape" && this.#end(this.run) }, ...fields, problem,
+        make("div", { class: "row" }, make("button", {}, "Save"), make("button", { type: "button", onclick: () => this.#end(this.run) }, "Discard"))),
+    );
+    tags.focus();
+  }
+
+  #end(run) {
+    this.#isEdited = false;
+    this.#shown = JSON.stringify([run.tags, run.note]);
+    this.run = run;
+    this.#show(true);
+    this.onChange(run);
+  }
+}

@@ -1,0 +1,63 @@
+"""Tags and notes on the page."""
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("text", "added", "removed"), [("a b", ["b"], []), ("b,  c", ["b", "c"], ["a"]), ("", [], ["a"]), ("a", [], []), (" a\nb ", ["b"], [])]
+)
+def test_what_is_typed_becomes_tags_to_add_and_to_remove(script, text, added, removed):
+    changes = script("run/annotations.js", "return page.changesOf(['a'], given[0], 'new');", text)
+    assert changes == {"add_tags": added, "remove_tags": removed, "note": "new"}
+
+
+PANEL = """
+  const sent = [];
+  globalThis.fetch = async (path, { method, body, headers }) => {
+    sent.push([path, method, JSON.parse(body), headers["Content-Type"]]);
+    const isRefused = body.includes("%");
+    const answer = isRefused ? { detail: "no such tag" } : { ...given[0], tags: ["a", "b"], note: "" };
+    return { ok: !isRefused, status: 422, headers: new Headers(), json: async () => answer };
+  };
+  const changed = [];
+  const panel = new page.AnnotationPanel({ can: () => given[1] }, given[0], (run) => changed.push(run.tags));
+  const shown = [panel.element.textContent];
+  const parts = (part) => [part, ...(part.parts ?? []).flatMap(parts)];
+  const all = (tag) => parts(panel.element).filter((part) => part.tag === tag);
+  if (!all("button").length) return [shown, sent, changed];
+  all("button")[0].listeners.click();
+  all("input")[0].value = given[2];
+  all("textarea")[0].value = "note";
+  panel.set({ ...given[0], tags: ["c"] });
+  shown.push(panel.element.textContent);
+  await all("form")[0].listeners.submit({ preventDefault: () => {} });
+  shown.push(panel.element.textContent);
+  return [shown, sent, changed];
+"""
+LISTENING = """
+  const prototype = Object.getPrototypeOf(document.createElement("p"));
+  prototype.addEventListener = function (name, listener) { (this.listeners ??= {})[name] = listener; };
+  prototype.focus = () => {};
+"""
+RUN = {"id": "run-1", "tags": ["a"], "note": "tries <b>5e-5</b>"}
+
+
+def test_tags_and_a_note_are_edited_while_the_run_goes_on(script):
+    shown, sent, changed = script("run/annotations.js", LISTENING + PANEL, RUN, True, "a b")
+    assert shown == [
+        "a Edit tags and note tries <b>5e-5</b>",
+        "Tags, separated by spaces Note tries <b>5e-5</b> Save Discard",
+        "a b Edit tags and note",
+    ]
+    assert sent == [["/v1/runs/run-1", "PATCH", {"add_tags": ["b"], "remove_tags": [], "note": "note"}, "application/json"]]
+    assert changed == [["a", "b"]]
+
+
+def test_what_the_gateway_refuses_stays_in_the_form(script):
+    shown, sent, changed = script("run/annotations.js", LISTENING + PANEL, RUN, True, "a %")
+    assert shown[2] == "Tags, separated by spaces Note tries <b>5e-5</b> no such tag Save Discard"
+    assert (len(sent), changed) == (1, [])
+
+
+def test_a_reader_sees_tags_and_note_and_no_button(script):
+    assert script("run/annotations.js", PANEL, RUN, False) == [["a tries <b>5e-5</b>"], [], []]
