@@ -27,6 +27,7 @@ from gradbus_rollout.engines.torch.gpu.prefill import PackedPrefill
 from gradbus_rollout.engines.torch.gpu.step import DeviceStep
 from gradbus_rollout.engines.torch.model import DecoderModel
 from gradbus_rollout.engines.torch.prefill import Prefill
+from gradbus_rollout.engines.torch.prefixes import KeptPrefixes
 from gradbus_rollout.engines.torch.rows import Draws, Rows
 
 
@@ -41,12 +42,13 @@ class Scheduler:
         self._prefill: Prefill | PackedPrefill
         self._decode: Callable[[Rows], Draws]
         self._graphs: list[Replayed] = []
+        self._kept = KeptPrefixes(config.kept_bytes)
         if model.on_gpu:
-            packed, step = PackedPrefill(model, config.lanes, config.device), DeviceStep(model, self._cache, config)
+            packed, step = PackedPrefill(model, config.lanes, config.device, self._kept), DeviceStep(model, self._cache, config)
             self._prefill, self._decode = packed, step
             self._graphs = [packed.replayed, step.replayed]
         else:
-            self._prefill, self._decode = Prefill(model, config.lanes, config.device), self._decode_rows
+            self._prefill, self._decode = Prefill(model, config.lanes, config.device, self._kept), self._decode_rows
         self._rows = Rows(config, model.config.vocab_size)
         self._queue: deque[tuple[GenerateCall, int]] = deque()
         self._staged: deque[RunningSample] = deque()
@@ -69,7 +71,8 @@ class Scheduler:
         return [*self._cache.tensors, *self._prefill.cache.tensors]
 
     def drop_buffers(self) -> None:
-        """Frees what the next step makes again."""
+        """Frees what the next step makes again, and what is kept of prompts."""
+        self._kept.drop()
         self._model.drop_buffers()
         for graph in self._graphs:
             graph.drop()
@@ -82,6 +85,7 @@ class Scheduler:
     def begin_version(self, version: int) -> None:
         """The weights have changed: running samples begin a new span at their next token."""
         self._version = version
+        self._kept.drop()
         for row, sample in self._running.items():
             sample.begin_span(self._rows.drawn(row), version)
 
