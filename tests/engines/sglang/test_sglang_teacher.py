@@ -19,8 +19,8 @@ from gradbus.tokenizer.tokenizer import Deadlines, Tokenizer
 from gradbus.user_services.addresses import AddressPolicy
 from gradbus.user_services.keys import ServiceKeys
 from gradbus.user_services.sglang import SGLangClient
-from gradbus_gateway.intake.spec.spelling import spelling_of
 from gradbus_gateway.intake.spec.teacher_servers import SubmittedTeachers
+from gradbus_gateway.intake.spelling import spelling_of
 from gradbus_gateway.settings import TeacherSettings
 from gradbus_reference.requests import LogProbsQuestion, PromptResponse
 from gradbus_reference.settings import ReferenceSettings

@@ -25,7 +25,7 @@ from gradbus.tokenizer.launcher import ForkServer
 from gradbus.tokenizer.tokenizer import Deadlines, NumberedPrompt, Tokenizer, limits_of
 from gradbus_gateway.http.problems import ProblemError
 from gradbus_gateway.intake.check_turns import RETRY_SECONDS, CheckTurns
-from gradbus_gateway.intake.spec.spelling import Spelling, spelling_of
+from gradbus_gateway.intake.spelling import Spelling, spelling_of
 
 _ROWS: Final = 200
 _ROWS_AT_ONCE: Final = 20

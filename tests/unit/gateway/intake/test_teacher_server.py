@@ -10,7 +10,8 @@ from sglang_peer import Faults, SGLangPeer
 from gradbus.errors import SpecError
 from gradbus.tokenizer.encoder import PromptLimits
 from gradbus.tokenizer.tokenizer import Deadlines, Tokenizer
-from gradbus_gateway.intake.spec import spelling, teacher_servers
+from gradbus_gateway.intake import spelling
+from gradbus_gateway.intake.spec import teacher_servers
 from gradbus_gateway.intake.spec.intake import SpecIntake
 from gradbus_gateway.settings import GatewaySettings
 

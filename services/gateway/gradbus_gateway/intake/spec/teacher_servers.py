@@ -16,7 +16,7 @@ from gradbus.user_services.keys import ServiceKeys
 from gradbus.user_services.sglang import SGLangClient
 from gradbus_gateway.intake.model.intake import StoredModel
 from gradbus_gateway.intake.spec.service_address import AllowedHosts, address_faults
-from gradbus_gateway.intake.spec.spelling import Spelling
+from gradbus_gateway.intake.spelling import Spelling
 from gradbus_gateway.settings import TeacherSettings
 
 _FIELD: Final = "teacher.url"
