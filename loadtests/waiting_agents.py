@@ -17,12 +17,12 @@ from typing import Any, Final
 
 import psutil
 from agent_endpoint import CLAIMED, Connection
-from gradbus_load.calibration import EngineTiming, LearnerTiming
-from gradbus_load.processes import cpu_seconds
-from gradbus_load.rig import Bench, Rig, running
 
 from gradbus.process.listener import raise_open_files
 from gradbus.process.usage import Usage
+from gradbus_load.calibration import EngineTiming, LearnerTiming
+from gradbus_load.processes import cpu_seconds
+from gradbus_load.rig import Bench, Rig, running
 
 SERVICES: Final = ("agent", "gateway", "conductor", "rollout", "buffer", "nats")
 EPISODES_PER_SLOT: Final = 4
@@ -57,6 +57,7 @@ class Crowd:
     ended: int = 0
     """Episodes whose end was taken."""
     asked: int = 0
+    all_asked: asyncio.Event = field(default_factory=asyncio.Event)
     agents: list[asyncio.Task[None]] = field(default_factory=list)
 
     async def claim(self) -> None:
@@ -69,8 +70,7 @@ class Crowd:
         claims.close()
         if len(set(claimed)) != self.count:
             raise AssertionError("an episode was claimed twice")
-        while self.asked < self.count:
-            await asyncio.sleep(0.1)
+        await self.all_asked.wait()
 
     @property
     def port(self) -> int:
@@ -81,6 +81,8 @@ class Crowd:
         connection = Connection(self.port, offer["api_key"])
         asking = connection.post("/v1/chat/completions", {"model": "m", "messages": [{"role": "user", "content": "Begin."}]})
         self.asked += 1
+        if self.asked == self.count:
+            self.all_asked.set()
         await asking
         await connection.post(f"/v1/agent/episodes/{offer['episode']}/end", {"attempt": offer["attempt"], "reward": self.ended % 2})
         self.ended += 1
