@@ -131,6 +131,12 @@ def test_a_wrong_field_elsewhere_brings_no_false_fault_of_the_algorithm():
     assert faults("dpo", name="No Name") == ["name"]
 
 
+@pytest.mark.parametrize("trainer", [{"critic": {}}, {"inner": {"epochs": 2}}, {"inner": {"stop_kl": 0.1}}], ids=str)
+@pytest.mark.parametrize("kind", ["sft", "reward_model"])
+def test_nothing_is_said_of_an_algorithm_that_nobody_chose(kind, trainer):
+    assert faults(kind, trainer=trainer) == [f"trainer.{next(iter(trainer))}"]
+
+
 def test_deepspeed_trains_every_kind_and_weights_may_be_rounded():
     for kind in ("sft", "dpo", "ipo", "simpo", "orpo", "kto", "reward_model"):
         assert parse_spec(body(kind, trainer={"backend": "deepspeed"})).trainer.backend == "deepspeed"

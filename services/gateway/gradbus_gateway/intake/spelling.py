@@ -11,8 +11,8 @@ from typing import Final
 from gradbus.errors import ModelError
 from gradbus.tokenizer.tokenizer import Tokenizer
 
-_SECONDS: Final = 30.0
-"""Other submissions wait meanwhile; 150,000 tokens take some of them."""
+_SECONDS: Final = 60.0
+"""Other submissions wait meanwhile, for this machine alone: 150,000 tokens take some seconds of a core."""
 Spelled = tuple[str, tuple[int, ...]]
 """A token's text, and the ids of that text."""
 
