@@ -17,8 +17,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from gradbus.spec import CriticSpec, DeepSpeedSpec, LoraSpec, RunSpec
+from gradbus.spec import CovarianceClipSpec, CriticSpec, DeepSpeedSpec, LoraSpec, RunSpec
 from gradbus_trainer.step.batch import Batch, TrainSample
+from gradbus_trainer.step.covariance import without_covarying
 
 VOCAB = 19
 SPEC = RunSpec.model_validate(
@@ -126,6 +127,8 @@ class Plan:
     lora: bool = False
     critic: dict | None = None
     """Fields of a critic."""
+    covariance_clip: dict | None = None
+    """Fields of a clip of covariances, which every batch goes through before the learner has it."""
     kind: str = "rl"
     measured: bool = False
     """Whether each rank writes the memory that loading the model takes to `rank-<number>.memory`: most of all, and in the end, bytes."""
@@ -193,8 +196,9 @@ def _lead(plan, settings, torchrun):
     learner = learners.open(Path(plan.model), deepspeed_spec(spec, **plan.settings))
     if plan.first:
         learner.restore(plan.first, *checkpoint(out, plan.first))
+    clip = plan.covariance_clip and CovarianceClipSpec(**plan.covariance_clip)
     for step in range(plan.first, plan.last):
-        metrics = learner.train(Batch(step, rows_of(step).samples[: plan.rows]))
+        metrics = learner.train(without_covarying(Batch(step, rows_of(step).samples[: plan.rows]), clip, spec.seed).batch)
         (out / f"{step + 1}.metrics").write_text(json.dumps(asdict(metrics)))
         save_file(dict(learner.weights()), out / f"{step + 1}.weights")
         save_file(dict(learner.optimizer_tensors()), out / f"{step + 1}.optimizer")
