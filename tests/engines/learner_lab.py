@@ -19,8 +19,9 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from gradbus.algorithms import Coefficients, SampleMarks
-from gradbus.spec import CriticSpec, DeepSpeedSpec, InnerSpec, LoraSpec, RunSpec
+from gradbus.spec import CovarianceClipSpec, CriticSpec, DeepSpeedSpec, InnerSpec, LoraSpec, RunSpec
 from gradbus_trainer.step.batch import Batch, TrainSample
+from gradbus_trainer.step.covariance import without_covarying
 
 VOCAB = 19
 SPEC = RunSpec.model_validate(
@@ -193,6 +194,8 @@ class Plan:
     lora: bool = False
     critic: dict | None = None
     """Fields of a critic."""
+    covariance_clip: dict | None = None
+    """Fields of a clip of covariances, which every batch goes through before the learner has it."""
     kind: str = "rl"
     case: str = ""
     """One of `CASES`."""
@@ -264,8 +267,10 @@ def _lead(plan, settings, torchrun):
     learner = learners.open(Path(plan.model), deepspeed_spec(spec, **plan.settings))
     if plan.first:
         learner.restore(plan.first, *checkpoint(out, plan.first))
+    clip = plan.covariance_clip and CovarianceClipSpec(**plan.covariance_clip)
     for step in range(plan.first, plan.last):
-        metrics = learner.train(Batch(step, rows_of(step).samples[: plan.rows]), case.coefficients(step))
+        batch = without_covarying(Batch(step, rows_of(step).samples[: plan.rows]), clip, spec.seed).batch
+        metrics = learner.train(batch, case.coefficients(step))
         (out / f"{step + 1}.metrics").write_text(json.dumps(asdict(metrics)))
         save_file(dict(learner.weights()), out / f"{step + 1}.weights")
         save_file(dict(learner.optimizer_tensors()), out / f"{step + 1}.optimizer")

@@ -60,6 +60,19 @@ async def test_one_rank_without_zero_ends_in_the_torch_learners_weights_bit_for_
     learned(shown)
 
 
+async def test_a_run_of_clip_cov_ends_in_the_torch_learners_weights_bit_for_bit(tmp_path, example):
+    algorithm = {"name": "clip_cov", "covariance_clip": {"share": 0.01, "bounds": [0.1, 5.0]}}
+    async with stack_of(tmp_path) as stack:
+        found = {}
+        for backend in ({}, {"backend": "deepspeed", "deepspeed": {"zero_stage": 0}}):
+            outcome = await train(stack, spec_of(example, 10, **backend) | {"algorithm": algorithm}, seconds=900)
+            assert (outcome.state, outcome.steps) == ("succeeded", 10)
+            found[outcome.digest] = [step["covariance_clipped"] for step in await events(stack, outcome.run_id, "metrics")]
+    assert len(found) == 1
+    (shares,) = found.values()
+    assert any(0.0 < share <= 0.01 for share in shares)
+
+
 async def test_two_ranks_reach_the_torch_learners_reward(tmp_path, example):
     settings = {"backend": "deepspeed", "deepspeed": {"zero_stage": 2}}
     async with stack_of(tmp_path / "one") as stack:

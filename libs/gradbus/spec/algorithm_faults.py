@@ -28,9 +28,12 @@ _CURVED: Final = {
 _SEQUENCE_MEANS: Final = {"sequence": ("sequence", "constant"), "product": ("sequence",)}
 """By level of the ratio. LUSPO weighs the geometric mean by the length of its sequence, to undo the mean's own 1 / length."""
 _NO_BASELINE: Final = ("reinforce", "gae")
+_BY_TOKEN: Final = (*_NO_BASELINE, "remax")
+"""Advantages that take a KL from the rewards of single tokens."""
 _NO_STD: Final = {
     "reinforce": "reads rewards as they are, and those of a group may be equal",
     "gae": "reads rewards as they are, and those of a group may be equal",
+    "remax": "has a baseline of one sample, and a group may have one sample beside it, which has no deviation",
     "maxrl": "divides by the mean of the rewards",
     "gdpo": "divides each component by its standard deviation",
 }
@@ -117,11 +120,9 @@ def _control_faults(spec: AlgorithmSpec) -> Iterator[Fault]:
     if spec.kl_control and spec.kl_place == "loss" and spec.aggregate == "constant":
         message = 'with aggregate = "constant" the KL that it observes is not a mean over tokens, as its target is'
         yield Fault("algorithm.kl_control", message, allowed="none, or another algorithm.aggregate")
-    if spec.kl_control and spec.kl_place == "reward" and spec.advantage not in _NO_BASELINE:
+    if spec.kl_control and spec.kl_place == "reward" and spec.advantage not in _BY_TOKEN:
         message = f"advantage = {spec.advantage} takes the KL from the reward of a whole sample before the step and its weight are known"
-        yield Fault(
-            "algorithm.kl_control", message, allowed=f'none, algorithm.kl_place = "loss", or advantage = {" or ".join(_NO_BASELINE)}'
-        )
+        yield Fault("algorithm.kl_control", message, allowed=f'none, algorithm.kl_place = "loss", or advantage = {" or ".join(_BY_TOKEN)}')
     if spec.entropy_control and spec.entropy > spec.entropy_control.max_coefficient:
         allowed = f"at most algorithm.entropy_control.max_coefficient, {spec.entropy_control.max_coefficient:g}"
         yield Fault("algorithm.entropy", "the weight begins above its bound", json.dumps(spec.entropy), allowed)

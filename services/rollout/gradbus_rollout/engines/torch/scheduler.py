@@ -150,14 +150,24 @@ class Scheduler:
         logits = self._prefill.run([group.prompt_ids for group in self._lanes])
         # Filled in numpy, which takes a tenth of torch's time for a row.
         seeds = np.zeros((self._prefill.lanes, max(len(group.seeds) for group in self._lanes)), dtype=np.int64)
-        greedy = np.zeros(self._prefill.lanes, dtype=np.bool_)
         for lane, group in enumerate(self._lanes):
             seeds[lane, : len(group.seeds)] = group.seeds
-            greedy[lane] = group.greedy
         streams = torch.from_numpy(seeds)
-        uniforms = counter_uniform(streams, torch.zeros_like(streams))
-        self._first = self._checked(self._draw(logits, uniforms, torch.from_numpy(greedy) if greedy.any() else None))
+        self._first = self._checked(self._first_draws(logits, counter_uniform(streams, torch.zeros_like(streams))))
         self._prefilled = self._version
+
+    def _first_draws(self, logits: Tensor, uniforms: Tensor) -> Draws:
+        """First tokens of the samples of all lanes, from logits `[lanes, V]` and uniforms `[lanes, S]`."""
+        greedy = np.zeros(uniforms.shape, dtype=np.bool_)
+        for lane, group in enumerate(self._lanes):
+            greedy[lane, len(group.seeds) - group.greedy : len(group.seeds)] = True
+        lanes = greedy[:, 0]  # of greedy samples alone
+        drawn = self._draw(logits, uniforms, torch.from_numpy(lanes.copy()) if lanes.any() else None)
+        if (mixed := greedy.any(axis=1) & ~lanes).any():  # a lane's draws are greedy together, so those of a mixed one are made twice
+            likeliest = self._draw(logits, uniforms, torch.from_numpy(mixed))
+            last = greedy & mixed[:, None]
+            return Draws(*(np.where(last, best, other) for best, other in zip(likeliest, drawn, strict=True)))
+        return drawn
 
     def _copy_prompts(self, rows: list[int], samples: list[RunningSample]) -> None:
         device = self._config.device
