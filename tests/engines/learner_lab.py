@@ -269,8 +269,8 @@ def _lead(plan, settings, torchrun):
         learner.restore(plan.first, *checkpoint(out, plan.first))
     clip = plan.covariance_clip and CovarianceClipSpec(**plan.covariance_clip)
     for step in range(plan.first, plan.last):
-        batch = without_covarying(Batch(step, rows_of(step).samples[: plan.rows]), clip, spec.seed).batch
-        metrics = learner.train(batch, case.coefficients(step))
+        given = without_covarying(Batch(step, rows_of(step).samples[: plan.rows]), clip, spec.seed).batch
+        metrics = learner.train(given, case.coefficients(step))
         (out / f"{step + 1}.metrics").write_text(json.dumps(asdict(metrics)))
         save_file(dict(learner.weights()), out / f"{step + 1}.weights")
         save_file(dict(learner.optimizer_tensors()), out / f"{step + 1}.optimizer")
