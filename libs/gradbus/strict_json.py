@@ -15,6 +15,7 @@ _MAX_DIGITS: Final = 300
 _MAX_BITS: Final = 1023
 _SHOWN_PATH: Final = 120
 _TOO_LARGE: Final = "a number beyond the range of 64-bit floats"
+_NOT_A_NUMBER: Final = "NaN, which is no number"
 _TOO_DEEP: Final = f"more than {MAX_DEPTH} lists and objects inside each other"
 _HALF_PAIR: Final = "half of a surrogate pair, which is no character"
 
@@ -62,7 +63,7 @@ def value_faults(value: object, path: Path = ()) -> Iterator[tuple[Path, str]]:
             yield path, _HALF_PAIR
     elif isinstance(value, int | float):
         if not _fits_float(value):
-            yield path, _TOO_LARGE
+            yield path, _NOT_A_NUMBER if isinstance(value, float) and math.isnan(value) else _TOO_LARGE
     elif isinstance(value, dict | list | tuple):
         if len(path) >= MAX_DEPTH:
             yield path, _TOO_DEEP

@@ -174,7 +174,7 @@ class StubEngine:
 
     def _drawn_from(self, group: PromptGroup, n: int) -> tuple[int, int]:
         """Index in the pool and number of tokens of a sample; a greedy sample is the same for every seed."""
-        seed = hash(group.prompt_ids) & (2**62 - 1) if group.greedy else group.seeds[n]
+        seed = hash(group.prompt_ids) & (2**62 - 1) if group.is_greedy(n) else group.seeds[n]
         most = group.max_new_tokens or self._config.max_new_tokens
         length = response_tokens(seed, self._timing.median_tokens, most) if self._config.stop_token_ids else most
         return scrambled(seed ^ self._salt) % _POOL, length

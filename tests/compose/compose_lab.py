@@ -27,13 +27,17 @@ RESTART_SECONDS = 120.0
 FINAL = ("succeeded", "failed", "cancelled")
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 class Compose:
     """`docker compose` on a separate project."""
 
     def __init__(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port, self.agent_port = free_port(), free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         overlays = [name for name in os.environ.get("GRADBUS_COMPOSE_OVERLAYS", "").split(":") if name]
         self.command = [
@@ -45,7 +49,7 @@ class Compose:
         ]
 
     def __call__(self, *words: str, check: bool = True, seconds: float = 300, **variables: str) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "GATEWAY_PORT": str(self.port), **variables}
+        environment = {**os.environ, "GATEWAY_PORT": str(self.port), "AGENT_PORT": str(self.agent_port), **variables}
         return subprocess.run(
             [*self.command, *words], cwd=ROOT, env=environment, capture_output=True, text=True, check=check, timeout=seconds
         )
@@ -56,7 +60,8 @@ class Compose:
 
     def demo(self, steps: int, **variables: str) -> subprocess.CompletedProcess[str]:
         """The demo's script, whatever its status."""
-        environment = {**os.environ, "GATEWAY_PORT": str(self.port), "COMPOSE": " ".join(self.command), **variables}
+        ports = {"GATEWAY_PORT": str(self.port), "AGENT_PORT": str(self.agent_port)}
+        environment = {**os.environ, **ports, "COMPOSE": " ".join(self.command), **variables}
         command = ["examples/demo_compose.sh", str(steps)]
         return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=RUN_SECONDS)
 

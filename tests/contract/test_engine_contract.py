@@ -32,7 +32,7 @@ def skip_noise(kind):
 async def test_greedy_equals_transformers_generate(engine, model, kind):
     skip_noise(kind)
     prompts = [[5, 6, 7], [9] * 20, [1]]
-    results = await engine.generate([PromptGroup(str(i), tuple(ids), (0,), greedy=True) for i, ids in enumerate(prompts)])
+    results = await engine.generate([PromptGroup(str(i), tuple(ids), (0,), greedy=1) for i, ids in enumerate(prompts)])
     for ids, result in zip(prompts, results, strict=True):
         given = torch.tensor([ids])
         expected = model.generate(given, attention_mask=torch.ones_like(given), do_sample=False, max_new_tokens=NEW, pad_token_id=0)
@@ -98,7 +98,7 @@ async def test_the_attested_digest_is_that_of_the_weights_and_follows_them(engin
 @pytest.mark.parametrize("fault", ["missing", "unknown", "shape", "twice", "garbage"])
 async def test_a_wrong_load_is_refused_and_changes_nothing(engine, weights, tmp_path, fault, kind):
     tensors, files = load_file(weights), [tmp_path / "bad"]
-    group = PromptGroup("a", (1, 2, 3), (1, 2), greedy=not kind.exact)
+    group = PromptGroup("a", (1, 2, 3), (1, 2), greedy=0 if kind.exact else 2)
     before = await engine.generate([group])
     changed = {name: tensor + 1 for name, tensor in tensors.items()}
     match fault:
@@ -149,7 +149,7 @@ async def test_a_sample_that_waited_for_a_slot_over_a_load_is_of_one_version(sta
 
 async def test_a_load_between_calls_leaves_one_span_and_acts_like_a_fresh_engine(engine, start, weights, tmp_path, kind):
     save_file({name: tensor * 1.5 for name, tensor in load_file(weights).items()}, tmp_path / "next")
-    group = PromptGroup("a", (1, 2, 3), (5, 6), greedy=not kind.exact)
+    group = PromptGroup("a", (1, 2, 3), (5, 6), greedy=0 if kind.exact else 2)
     await engine.generate([group])
     await engine.load([tmp_path / "next"], 1)
     fresh = start()

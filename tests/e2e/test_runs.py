@@ -87,6 +87,22 @@ def test_a_preset_trains_and_is_stored_with_the_value_of_every_field(lab, spec, 
     assert run["spec"]["algorithm"] == json.loads(AlgorithmSpec(name=name).model_dump_json())
 
 
+def test_the_greedy_sample_of_a_prompt_is_the_baseline_of_the_others(lab, spec):
+    run = lab.train(spec(algorithm={"name": "remax"}, rollout={"group_size": 3}, reward={"grader": MULTI}))
+    assert lab.learned(run)
+    groups: dict[int, dict[int, dict]] = {}
+    for sample in lab.samples(run["id"]):
+        groups.setdefault(sample["index"], {})[int(sample["id"].rpartition(".")[2])] = sample
+    for group in groups.values():
+        assert {n: sample["label"] for n, sample in group.items()} == {0: "", 1: "", 2: "greedy"}
+        assert group[2]["advantage"] is None
+        for n in range(2):
+            assert group[n]["advantage"] == pytest.approx(group[n]["reward"] - group[2]["reward"])
+    for row in {group[2]["row_index"] for group in groups.values()}:
+        texts = {group[2]["text"] for group in groups.values() if group[2]["row_index"] == row and group[2]["dispatched_version"] == 0}
+        assert len(texts) <= 1, "whatever the seed"
+
+
 @pytest.mark.parametrize("name", ["vapo", "sao"])
 def test_a_preset_brings_its_critic(lab, spec, name):
     critic = {"warmup_steps": 1, "learning_rate": 1e-3}

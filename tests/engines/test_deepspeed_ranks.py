@@ -16,8 +16,10 @@ import torch
 from deepspeed_lab import NEEDS_DEEPSPEED
 from learner_lab import LORA_SPEC, SPEC, Plan, batch, checkpoint, make_mixture, make_model, make_wide_model
 
+from gradbus.spec import CovarianceClipSpec
 from gradbus_trainer.learners.torch import TorchLearner
 from gradbus_trainer.step.batch import Batch
+from gradbus_trainer.step.covariance import without_covarying
 
 pytestmark = NEEDS_DEEPSPEED
 LAB = Path(__file__).with_name("learner_lab.py")
@@ -94,6 +96,23 @@ def test_two_ranks_compute_what_the_torch_learner_computes(run, model, stage):
     weights, optimizer = checkpoint(folder, 4)
     assert_alike(weights, plain.weights())
     assert_alike(optimizer, plain.optimizer_tensors())
+
+
+def test_two_ranks_leave_out_the_tokens_of_high_covariance_that_the_torch_learner_leaves_out(run, model):
+    clip = {"share": 0.3, "bounds": [0.01, 5.0]}
+    folder, done = run(2, settings={"zero_stage": 2}, covariance_clip=clip)
+    assert done.returncode == 0, done.stderr
+    plain, whole = TorchLearner(model, SPEC), TorchLearner(model, SPEC)
+    for step in range(4):
+        found = without_covarying(batch(step), CovarianceClipSpec(**clip), SPEC.seed)
+        assert found.share > 0.0
+        expected = asdict(plain.train(found.batch))
+        assert flat(metrics(folder, step + 1)) == pytest.approx(flat(expected), rel=2e-5, abs=2e-6)
+        whole.train(batch(step))
+    weights, _ = checkpoint(folder, 4)
+    assert_alike(weights, plain.weights())
+    with pytest.raises(AssertionError):
+        assert_alike(weights, whole.weights())
 
 
 @pytest.mark.parametrize("stage", [2, 3])

@@ -11,13 +11,19 @@ import sys
 from importlib.util import find_spec
 from types import SimpleNamespace
 
+import numpy as np
 import psutil
 import pytest
+import torch
 from ledger import check, read_ledger
-from run_lab import easier, learned, rewards
+from run_lab import easier, events, learned, rewards
 from smoke import make_example, smoke_spec, train
+from transformers import AutoModelForSequenceClassification
 
+from gradbus.client import Client
 from gradbus.embedded import Stack, StackConfig, StateFolder
+from gradbus_kernels.models.reward.model import load_reward_model
+from gradbus_trainer.step.batch import TrainSample
 
 pytestmark = [
     pytest.mark.engines,
@@ -54,6 +60,19 @@ async def test_one_rank_without_zero_ends_in_the_torch_learners_weights_bit_for_
     learned(shown)
 
 
+async def test_a_run_of_clip_cov_ends_in_the_torch_learners_weights_bit_for_bit(tmp_path, example):
+    algorithm = {"name": "clip_cov", "covariance_clip": {"share": 0.01, "bounds": [0.1, 5.0]}}
+    async with stack_of(tmp_path) as stack:
+        found = {}
+        for backend in ({}, {"backend": "deepspeed", "deepspeed": {"zero_stage": 0}}):
+            outcome = await train(stack, spec_of(example, 10, **backend) | {"algorithm": algorithm}, seconds=900)
+            assert (outcome.state, outcome.steps) == ("succeeded", 10)
+            found[outcome.digest] = [step["covariance_clipped"] for step in await events(stack, outcome.run_id, "metrics")]
+    assert len(found) == 1
+    (shares,) = found.values()
+    assert any(0.0 < share <= 0.01 for share in shares)
+
+
 async def test_two_ranks_reach_the_torch_learners_reward(tmp_path, example):
     settings = {"backend": "deepspeed", "deepspeed": {"zero_stage": 2}}
     async with stack_of(tmp_path / "one") as stack:
@@ -65,6 +84,49 @@ async def test_two_ranks_reach_the_torch_learners_reward(tmp_path, example):
         shown = learned(await rewards(stack, outcome.run_id))
         assert check(read_ledger(stack.state.root, outcome.run_id), 16, STEPS, 1, fixed_lag=True) == []
     assert shown > 0.75 * expected
+
+
+def ranking_spec(example, folder, **trainer):
+    """A run that learns to score the right copy above the digits in another order."""
+    rows = [json.loads(line) for line in (example / "train.jsonl").read_text().splitlines()[:96]]
+    pairs = [{"prompt": row["prompt"], "chosen": row["answer"], "rejected": row["answer"][::-1]} for row in rows]
+    lines = [json.dumps(pair) for pair in pairs if pair["chosen"] != pair["rejected"]]
+    (folder / "pairs.jsonl").write_text("\n".join(lines) + "\n")
+    return {
+        "name": "ranks",
+        "kind": "reward_model",
+        "model": {"path": str(example / "model")},
+        "data": {"train": str(folder / "pairs.jsonl")},
+        "schedule": {"groups_per_step": 8, "steps": 8},
+        "trainer": {"learning_rate": 1e-3, "micro_batch_tokens": 64} | trainer,
+        "checkpoint": {"every": 4, "keep": 100},
+    }
+
+
+async def losses(stack, run_id):
+    return [event["loss"] for event in await events(stack, run_id, "metrics")]
+
+
+async def test_a_reward_model_by_ranks_is_plain_torchs_and_its_export_scores_in_transformers(tmp_path, example):
+    without_zero = {"backend": "deepspeed", "deepspeed": {"zero_stage": 0}}
+    async with stack_of(tmp_path / "one") as stack:
+        plain, alone = [await train(stack, ranking_spec(example, tmp_path, **backend), seconds=900) for backend in ({}, without_zero)]
+        assert (plain.state, plain.steps) == ("succeeded", 8)
+        assert alone.digest == plain.digest
+        expected = await losses(stack, plain.run_id)
+    async with stack_of(tmp_path / "two", command_overrides={"trainer-0": TWO_RANKS}) as stack:
+        spec = ranking_spec(example, tmp_path, backend="deepspeed", deepspeed={"zero_stage": 3})
+        outcome = await train(stack, spec, seconds=900)
+        assert (outcome.state, outcome.steps) == ("succeeded", 8)
+        assert await losses(stack, outcome.run_id) == pytest.approx(expected, rel=1e-4)
+        with Client(stack.url, stack.api_key) as client:
+            await asyncio.to_thread(client.export, outcome.run_id, tmp_path / "export")
+    exported, again = AutoModelForSequenceClassification.from_pretrained(tmp_path / "export"), load_reward_model(tmp_path / "export")
+    ids, empty = np.arange(1, 7, dtype=np.int32), np.zeros(3, np.float32)
+    with torch.no_grad():
+        score = again([TrainSample(ids[:3], ids[3:], empty, empty > 0, empty)])
+        torch.testing.assert_close(exported(torch.from_numpy(ids).long()[None]).logits[:, 0], score, rtol=1e-4, atol=1e-5)
+    assert expected[-1] < expected[0]
 
 
 async def test_a_rank_that_is_killed_brings_all_back_and_the_run_ends_in_the_same_weights(tmp_path, example):

@@ -37,7 +37,8 @@ class Extra:
 
 
 DEEPSPEED_ONLY = tuple(
-    f"gradbus_trainer.learners.deepspeed.{name}" for name in ("follower", "leader", "learner", "parameter_state", "rank_engine")
+    f"gradbus_trainer.learners.deepspeed.{name}"
+    for name in ("follower", "leader", "learner", "rank_engine", "rank_policy", "rank_reward_model", "sharded")
 )
 TORCH_ONLY = ("gradbus_rollout.engines.torch", "gradbus_rollout.broadcast.process", "gradbus_rollout.broadcast.receiver")
 EXTRAS = {

@@ -21,7 +21,7 @@ from gradbus_kernels.models.embedding import Embedding
 from gradbus_kernels.models.language_model import LanguageModel
 from gradbus_kernels.models.layer_parts import GATED, NORMS, Norm, Rotations, scaled_by, turn_of, unchanged
 from gradbus_kernels.models.mixture.experts import MixtureOfExperts
-from gradbus_kernels.models.packing import TokenSequence, given_routes, pack
+from gradbus_kernels.models.packing import Int16, TokenSequence, given_routes, pack
 from gradbus_kernels.operators import (
     PackedGroups,
     PrefixLayout,
@@ -103,7 +103,11 @@ class CausalLM(LanguageModel):
 
     def pack(self, sequences: Sequence[TokenSequence]) -> PackedGroups:
         """See `LanguageModel`."""
-        return pack(sequences, self.device, given_routes(sequences, self._replayed) if self._replayed else None)
+        return pack(sequences, self.device, self.routes_of(sequences))
+
+    def routes_of(self, sequences: Sequence[TokenSequence]) -> Sequence[Int16] | None:
+        """The routes of the sequences if they are replayed; see `given_routes`."""
+        return given_routes(sequences, self._replayed) if self._replayed else None
 
     def replay_routes(self) -> None:
         """See `LanguageModel`."""

@@ -35,7 +35,7 @@ class LoraLinear(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """`[..., in]` to `[..., out]`."""
         out = linear(inputs, self.weight, self.bias)
-        return out + self.lora_B(self.lora_A(inputs)) * self._scale if self.on else out
+        return out.add_(self.lora_B(self.lora_A(inputs)) * self._scale) if self.on else out
 
 
 class Merged(NamedTuple):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, compress
 from typing import ClassVar, Final
@@ -56,6 +56,11 @@ class Algorithm:
     def estimator(self) -> Estimator:
         """The estimator of advantages."""
         return ESTIMATORS[self.spec.advantage]
+
+    @cached_property
+    def greedy_samples(self) -> int:
+        """How many samples of a group, its last ones, are greedy: the baseline of the others, and not trained."""
+        return int(self.estimator.reads_greedy)
 
     @property
     def needs_reference(self) -> bool:
@@ -126,11 +131,27 @@ class Algorithm:
 
         The verdict does not depend on `kls`: it is made before the reference is asked.
         """
+        if not self.greedy_samples:
+            return self._judged(samples, rewards, kls)
+        *drawn, greedy = samples
+        judged = self._judged(drawn, rewards, kls[: len(drawn)], self._greedy_reward(greedy, rewards[greedy.sample_id]))
+        return replace(judged, valid=(*judged.valid, False), advantages=(*judged.advantages, 0.0))
+
+    def _judged(
+        self, samples: Sequence[Sample], rewards: Mapping[str, ScoredSample], kls: TokenKls, greedy: float | None = None
+    ) -> GroupAdvantages:
         truncated = [sample.finish_reason == FINISH_REASON_LENGTH for sample in samples]
         lengths = [_trainable_tokens(sample) for sample in samples] if self.needs_lengths else ()
         scored = [rewards[sample.sample_id] for sample in samples] if self.is_scored else [_UNSCORED] * len(samples)
         turns = [turn_starts(sample) for sample in samples] if self.credits_turns else ()
-        return self.compute_advantages(scored, truncated, lengths, kls, turns)
+        return self.compute_advantages(scored, truncated, lengths, kls, turns, greedy)
+
+    def _greedy_reward(self, sample: Sample, scored: ScoredSample) -> float | None:
+        """As the estimator reads it, also of a sample that was cut off; None without a valid one."""
+        if not _is_scored(scored):
+            return None
+        lengths = [_trainable_tokens(sample)]
+        return overlong_shaped([scored.reward], lengths, self.max_new_tokens, self.spec)[0] if self.spec.overlong_penalty else scored.reward
 
     def compute_advantages(
         self,
@@ -139,25 +160,22 @@ class Algorithm:
         lengths: Sequence[int],
         kls: TokenKls = (),
         turns: Sequence[Sequence[TurnStart]] = (),
+        greedy: float | None = None,
     ) -> GroupAdvantages:
         """The verdict and the advantages of G samples, whose order changes no bit of them.
 
         `truncated` says by sample whether it was cut off at `max_new_tokens`; `lengths` how many trainable tokens it has, and is read
-        only with `needs_lengths`; `turns` only where these have advantages. Raises ValueError when the sequences differ in length.
+        only with `needs_lengths`; `turns` only where these have advantages; `greedy`, the reward of the greedy sample beside them, only
+        where it is their baseline. Raises ValueError when the sequences differ in length.
         """
         spec, masks_truncated = self.spec, self.spec.truncated == "mask"
         scores: Sequence[float] = [scored.reward for scored in rewards]
-        valid = tuple(
-            [
-                scored.status == REWARD_STATUS_OK and abs(score) <= MAX_REWARD and not (cut and masks_truncated)
-                for scored, score, cut in zip(rewards, scores, truncated, strict=True)
-            ]
-        )
+        valid = tuple([_is_scored(scored) and not (cut and masks_truncated) for scored, cut in zip(rewards, truncated, strict=True)])
         if spec.overlong_penalty:
             scores = overlong_shaped(scores, lengths, self.max_new_tokens, spec)
         if kls and not self.estimator.by_token:
             scores = [score - spec.kl * math.fsum(kl) for score, kl in zip(scores, kls, strict=True)]
-        samples = self._valid_samples(scores, valid, rewards, lengths)
+        samples = self._valid_samples(scores, valid, rewards, lengths, greedy)
         if reason := self._unfit(samples, len(rewards)):
             return GroupAdvantages(valid, (0.0,) * len(rewards), samples.mean, samples.std, reason)
         scale = samples.std + STD_EPSILON if spec.normalize_std else 1.0
@@ -219,7 +237,12 @@ class Algorithm:
         return found
 
     def _valid_samples(
-        self, scores: Sequence[float], valid: Sequence[bool], rewards: Sequence[ScoredSample], lengths: Sequence[int]
+        self,
+        scores: Sequence[float],
+        valid: Sequence[bool],
+        rewards: Sequence[ScoredSample],
+        lengths: Sequence[int],
+        greedy: float | None,
     ) -> ValidSamples:
         """What the estimator reads of the valid samples."""
         read = self.estimator
@@ -227,6 +250,7 @@ class Algorithm:
             list(compress(scores, valid)),
             list(compress(lengths, valid)) if read.reads_lengths else (),
             [_trained(scored.components) for scored in compress(rewards, valid)] if read.reads_components else (),
+            greedy,
         )
 
     def _unfit(self, samples: ValidSamples, total: int) -> str:
@@ -240,6 +264,10 @@ class Algorithm:
         if self.spec.filter == "none" or any(advantages):
             return ""
         return f"all {len(samples.rewards)} valid rewards are equal" if samples.all_equal else "no valid sample has an advantage"
+
+
+def _is_scored(scored: ScoredSample) -> bool:
+    return scored.status == REWARD_STATUS_OK and abs(scored.reward) <= MAX_REWARD
 
 
 def _trained(components: Mapping[str, float]) -> dict[str, float]:

@@ -26,11 +26,19 @@ class ValidSamples:
     """Trainable tokens; empty unless the estimator reads them."""
     components: Sequence[Mapping[str, float]] = ()
     """Named parts of the rewards; empty unless the estimator reads them."""
+    greedy: float | None = None
+    """Reward of the greedy sample beside them; None if it has none, or the estimator does not read it."""
 
     @classmethod
-    def of(cls, rewards: Sequence[float], lengths: Sequence[int] = (), components: Sequence[Mapping[str, float]] = ()) -> ValidSamples:
+    def of(
+        cls,
+        rewards: Sequence[float],
+        lengths: Sequence[int] = (),
+        components: Sequence[Mapping[str, float]] = (),
+        greedy: float | None = None,
+    ) -> ValidSamples:
         """The samples with these rewards."""
-        return cls(rewards, *_mean_and_std(rewards), lengths, components)
+        return cls(rewards, *_mean_and_std(rewards), lengths, components, greedy)
 
     @property
     def all_equal(self) -> bool:
@@ -51,6 +59,8 @@ class Estimator:
     """Fewest valid samples from which it says anything."""
     reads_lengths: bool = False
     reads_components: bool = False
+    reads_greedy: bool = False
+    """Whether the group's last sample is greedy: not trained, and the baseline of the others."""
     by_turn: bool = False
     """Whether it may compare the returns of turns: their mean is subtracted, or none."""
     by_token: bool = False
@@ -84,6 +94,11 @@ def _leave_one_out(samples: ValidSamples) -> Sequence[float]:
 def _reward(samples: ValidSamples) -> Sequence[float]:
     """r_i (Williams 1992); REINFORCE++ whitens it over the step (arXiv:2501.03262), a critic takes its values from it."""
     return samples.rewards
+
+
+def _greedy_baseline(samples: ValidSamples) -> Sequence[float]:
+    """r_i minus the reward of the greedy sample of the same prompt (ReMax, Li et al. 2023, arXiv:2310.10505, algorithm 1)."""
+    return [] if samples.greedy is None else [reward - samples.greedy for reward in samples.rewards]
 
 
 def _nothing(samples: ValidSamples) -> Sequence[float]:
@@ -132,6 +147,10 @@ def _negative(samples: ValidSamples) -> str:
     return f"a reward is {least}; `maxrl` divides by their mean and takes rewards of 0 and more" if least < 0.0 else ""
 
 
+def _without_greedy(samples: ValidSamples) -> str:
+    return "the greedy sample has no reward, which is the baseline of the others" if samples.greedy is None else ""
+
+
 def _without_components(samples: ValidSamples) -> str:
     names = [sorted(components) for components in samples.components]
     if len(names[0]) < 2:
@@ -147,6 +166,15 @@ ESTIMATORS: Final[Mapping[str, Estimator]] = {
     "grpo": Estimator(_group_mean, "r - m", "two valid samples", by_turn=True),
     "rloo": Estimator(_leave_one_out, "G / (G - 1) · (r - m)", by_turn=True),
     "reinforce": Estimator(_reward, "r", "one", least_samples=1, by_turn=True, by_token=True),
+    "remax": Estimator(
+        _greedy_baseline,
+        "r - the reward of the [greedy sample](#a-greedy-baseline)",
+        "one, and the greedy one",
+        least_samples=1,
+        reads_greedy=True,
+        by_token=True,
+        unfit=_without_greedy,
+    ),
     "opo": Estimator(_optimal_baseline, "r - Σ l r / Σ l, where l is the number of tokens", reads_lengths=True),
     "quantile": Estimator(_quantile_baseline, "r - the least r that 0.4 G of the samples do not exceed"),
     "maxrl": Estimator(_maximum_likelihood, "(r - m) / m, 0 if m ≤ 0", "two; no reward below 0", unfit=_negative),

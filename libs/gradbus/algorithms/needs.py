@@ -15,9 +15,10 @@ def need_faults(spec: RunSpec) -> Iterator[Fault]:
         return
     algorithm = algorithm_of(spec)
     estimator, name = algorithm.estimator, spec.algorithm.advantage
-    if estimator.least_samples > spec.rollout.group_size:
-        message = f"advantage = {name} trains a group from {estimator.least_samples} valid samples on; smaller groups are never trained"
-        given, allowed = str(spec.rollout.group_size), f'at least {estimator.least_samples}, or algorithm.advantage = "reinforce"'
+    if (least := estimator.least_samples + algorithm.greedy_samples) > spec.rollout.group_size:
+        beside = ", one of them greedy, as the others' baseline" if algorithm.greedy_samples else ""
+        message = f"advantage = {name} trains a group from {least} valid samples on{beside}; smaller groups are never trained"
+        given, allowed = str(spec.rollout.group_size), f'at least {least}, or algorithm.advantage = "reinforce"'
         yield Fault("rollout.group_size", message, given, allowed)
     yield from _turn_faults(spec, by_turn=estimator.by_turn)
     for reward in spec.reward.in_turn if estimator.reads_components else ():

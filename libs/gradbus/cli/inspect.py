@@ -205,7 +205,7 @@ def _print_episode(sample: SampleResource, played: EpisodeResource) -> None:
 def _print_sample(sample: SampleResource, run: RunResource) -> None:
     step = [] if sample.step is None else [f"step {sample.step}"]
     label = [sample.label] if sample.label else []
-    typer.echo("  ".join([sample.id, *step, *(_judgement(sample) if run.kind == "rl" else label), sample.verdict]))
+    typer.echo("  ".join([sample.id, *step, *label, *(_judgement(sample) if run.kind == "rl" else ()), sample.verdict]))
     typer.echo(f"  prompt   {sample.prompt!r}")
     if run.kind == "rl" and (fields := _row_fields(sample.item or {}, run.spec.data.prompt)):
         typer.echo(f"  row      {fields}")

@@ -142,6 +142,7 @@ ROLES: Final[Mapping[str, Role]] = {
                 "GRADBUS_IDLE_SECONDS",
                 "GRADBUS_MICRO_BATCH_TOKENS",
                 "GRADBUS_MODELS",
+                "GRADBUS_OFFLOAD_SECONDS",
                 "GRADBUS_TEACHER_",
                 "GRADBUS_THREADS",
                 "GRADBUS_WAITING_CALLS",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -9,24 +11,64 @@ from gradbus.errors import SettingsError
 from gradbus.nearest import nearest_name
 
 GIB: Final = 1 << 30
+WIDTH: Final = {"fp32": 4, "bf16": 2}
+"""Bytes of an element by dtype."""
+
+
+_PRODUCT: Final = 0.75
+"""Of FLOP/s, a large matrix product: 743 of 989 TFLOP/s. This and what follows was measured on an H100 (docs/gpu.md)."""
+_FLOAT32: Final = 52 / 743
+"""Of a product's FLOP/s in bfloat16, that in float32."""
+_PREFILL: Final = 0.6
+"""Of a product's FLOP/s, prompts: 0.56 to 0.73."""
+_COPY: Final = 0.88
+"""Of bytes/s, a copy: 2.96 of 3.35 TB/s."""
+_MOVES: Final = 7.7
+"""Times that an element which a forward pass keeps is moved until its backward pass is over: 8.1 and 7.2 with 0.5 and 1.7 billion."""
+_LAYER_SECONDS: Final = 42e-6
+"""What a decode step takes for each layer beyond its roofline: 43 and 41 microseconds with 24 and 28 layers."""
+ByDtype = Mapping[str, float]
+"""By `trainer.dtype`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shares:
-    """What programs reach of a datasheet's figures. The defaults were measured on an H100 (docs/gpu.md)."""
+class Speeds:
+    """What a device, or one core of a CPU, reaches."""
 
-    product: float = 0.75
-    """Of FLOP/s, a large matrix product: 743 of 989 TFLOP/s."""
-    float32: float = 52 / 743
-    """Of a product's FLOP/s in bfloat16, that in float32."""
-    training: float = 0.5
-    """Of a product's FLOP/s, a training step: 0.49 and 0.54."""
-    prefill: float = 0.6
-    """The same of prompts: 0.56 to 0.73."""
-    copy: float = 0.88
-    """Of bytes/s, a copy: 2.96 of 3.35 TB/s."""
-    layer_seconds: float = 42e-6
-    """What a decode step takes for each layer beyond its roofline: 43 and 41 microseconds with 24 and 28 layers."""
+    products: ByDtype
+    """FLOP/s of large matrix products."""
+    logits: ByDtype
+    """The same of the product of the head that makes a training step's logits."""
+    prompts: ByDtype
+    """FLOP/s of prompts."""
+    decoded: ByDtype
+    """FLOP/s of a decode step's products, whose rows are few."""
+    kept: ByDtype
+    """Elements/s that a forward pass keeps, from there to the end of the backward pass: all that is no product."""
+    attended: ByDtype
+    """Elements/s of keys and values."""
+    read: float
+    """Bytes/s of weights."""
+    drawn: float
+    """Logits/s from which tokens are drawn."""
+    layer: float
+    """Seconds of a decode step for each layer, beside all this."""
+
+    @classmethod
+    def of_gpu(cls, flops: float, bandwidth: float) -> Speeds:
+        """From a datasheet: dense bfloat16 FLOP/s and bytes/s."""
+        products, copy = {"bf16": _PRODUCT * flops, "fp32": _PRODUCT * flops * _FLOAT32}, _COPY * bandwidth
+        return cls(
+            products=products,
+            logits=products,
+            prompts={dtype: _PREFILL * speed for dtype, speed in products.items()},
+            decoded=products,
+            kept={dtype: copy / (_MOVES * width) for dtype, width in WIDTH.items()},
+            attended={dtype: copy / width for dtype, width in WIDTH.items()},
+            read=copy,
+            drawn=math.inf,
+            layer=_LAYER_SECONDS,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,28 +76,34 @@ class ProcessMemory:
     """Bytes of a process beside what follows from the run."""
 
     context: int = int(0.8 * GIB)
-    """CUDA, its libraries and compiled kernels."""
+    """CUDA, its libraries and compiled kernels; on a CPU, the products' compiled code and the threads' stacks."""
     logits: int = 2 * GIB
     """Of the logits that the trainer has at a time, at most."""
+    rows: int | None = None
+    """Tokens whose logits the trainer has at a time; None: as many as `logits` has room for."""
+    on_cpu: bool = False
 
 
 ON_GPU: Final = ProcessMemory()
-_OF_H100: Final = Shares()
+ON_CPU: Final = ProcessMemory(context=48 << 20, logits=256 << 20, rows=512, on_cpu=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Card:
-    """A GPU, as its datasheet has it."""
+    """A GPU as its datasheet has it, or the cores of a CPU."""
 
     name: str
     memory: int
-    """Bytes that the driver gives to programs."""
+    """Bytes that the driver gives to programs, or of the machine."""
     flops: float
     """Dense bfloat16 FLOP/s with sums in float32."""
     bandwidth: float
     """Bytes/s of its memory."""
-    shares: Shares = _OF_H100
+    speeds: Speeds
+    """Of a CPU, those of one core."""
     process: ProcessMemory = ON_GPU
+    cores: int = 0
+    """Of a CPU; 0: a GPU."""
 
 
 _FIGURES: Final = (
@@ -72,7 +120,9 @@ _FIGURES: Final = (
     ("b200", 178.4, 2250e12, 7700e9),
 )
 """Name, GiB, FLOP/s, bytes/s."""
-CARDS: Final = {name: Card(name, int(memory * GIB), flops, bandwidth) for name, memory, flops, bandwidth in _FIGURES}
+CARDS: Final = {
+    name: Card(name, int(memory * GIB), flops, bandwidth, Speeds.of_gpu(flops, bandwidth)) for name, memory, flops, bandwidth in _FIGURES
+}
 
 
 def card_of(name: str) -> Card:

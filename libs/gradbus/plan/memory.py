@@ -7,18 +7,19 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from gradbus.algorithms import needs_reference_logprobs
-from gradbus.formats.model_config import ModelConfig
-from gradbus.plan.cards import ON_GPU, ProcessMemory
-from gradbus.plan.model_size import ModelSize, adapter_parameters
+from gradbus.plan import embedded_cache
+from gradbus.plan.cards import ON_GPU, WIDTH, ProcessMemory
+from gradbus.plan.heap import unused_in_heap
+from gradbus.plan.model_size import ModelSize
 from gradbus.plan.workload import Workload
 from gradbus.spec import RunSpec
 
-_WIDTH: Final = {"fp32": 4, "bf16": 2}
-"""Bytes of an element by dtype."""
 _FLOAT: Final = 4
 _MOMENTS: Final = 8
-_EMBEDDED_STEP: Final = 256
-"""Positions by which the embedded engine's cache grows at least."""
+_WIDENED: Final = 1 << 15
+"""Elements of a model's largest weight up to which the embedded engine computes in float32 on a CPU."""
+_PORTIONS: Final = 4
+"""Of a step for each thread of a CPU that computes micro-batches beside others."""
 
 
 class Part(NamedTuple):
@@ -46,7 +47,6 @@ class Bill:
     """What the processes of a run have on cards; the memory of each is its largest."""
 
     spec: RunSpec
-    config: ModelConfig
     size: ModelSize
     """Of the model."""
     workload: Workload
@@ -55,20 +55,28 @@ class Bill:
     """Cards of the trainer."""
 
     @classmethod
-    def of(cls, spec: RunSpec, config: ModelConfig, workload: Workload, process: ProcessMemory = ON_GPU) -> Bill:
+    def of(cls, spec: RunSpec, size: ModelSize, workload: Workload, process: ProcessMemory = ON_GPU) -> Bill:
         """With one card for the trainer."""
-        return cls(spec, config, ModelSize.of(config), workload, process)
+        return cls(spec, size, workload, process)
 
     @property
     def version_width(self) -> int:
         """Bytes of an element of a published version."""
-        return _WIDTH[self.spec.version_dtype]
+        return WIDTH[self.spec.version_dtype]
+
+    @property
+    def engine_dtype(self) -> str:
+        """Of the engine's weights and of its keys and values."""
+        embedded = self.spec.rollout.traits.embedded
+        merged = embedded and self.spec.trainer.lora is not None
+        small = embedded and self.process.on_cpu and self.size.largest <= _WIDENED
+        return "fp32" if merged or small else self.spec.version_dtype
 
     @property
     def trained(self) -> int:
         """Parameters that the optimiser updates."""
         lora = self.spec.trainer.lora
-        return self.size.parameters if lora is None else adapter_parameters(self.config, lora)
+        return self.size.parameters if lora is None else self.size.adapter_parameters(lora)
 
     @property
     def trainer(self) -> Tenant:
@@ -88,13 +96,17 @@ class Bill:
         """
         if not needs_reference_logprobs(self.spec) and self.spec.algorithm.centering is None:
             return None
-        width, budget = _WIDTH[self.spec.trainer.dtype], self.spec.trainer.micro_batch_tokens
+        width, budget = WIDTH[self.spec.trainer.dtype], self.spec.trainer.micro_batch_tokens
         parts = Part("weights", width * self.size.parameters), Part("one layer's activations", width * budget * self.size.kept_by_one)
-        return Tenant("reference", (*parts, Part("logits", self.process.logits), Part("CUDA", self.process.context)))
+        return Tenant("reference", (*parts, Part("logits", self._logits(budget, _FLOAT)), self._of_process))
+
+    @property
+    def _of_process(self) -> Part:
+        return Part("compiled products, stacks" if self.process.on_cpu else "CUDA", self.process.context)
 
     def _trainer(self) -> Iterator[Part]:
         trainer, size = self.spec.trainer, self.size
-        width, sharded = _WIDTH[trainer.dtype], self.ranks
+        width, sharded = WIDTH[trainer.dtype], self.ranks
         stage = trainer.deepspeed.zero_stage if trainer.backend == "deepspeed" else 0
         offloaded = trainer.deepspeed.offload if trainer.backend == "deepspeed" else "none"
         of_moments, of_gradients, of_weights = (sharded if stage >= least else 1 for least in (1, 2, 3))
@@ -107,18 +119,30 @@ class Bill:
         yield from self._passes(Part("gradients, float32", _FLOAT * self.trained // of_gradients), width)
         if (critic := trainer.critic) is not None and critic.kind == "full":
             yield Part("critic: weights, moments, gradients", (2 * _FLOAT + _MOMENTS) * size.body)
-        yield Part("CUDA", self.process.context)
+        yield self._of_process
 
     def _passes(self, gradients: Part, width: int) -> Iterator[Part]:
         """Gradients, and what a forward pass keeps.
 
         A backward pass frees the second while it makes the first, so both are there at once only if a step has several micro-batches.
         """
-        kept = (*self._activations(width), *self._head(width))
-        if self.step_tokens > self.packed or gradients.bytes < sum(part.bytes for part in kept):
+        kept = [Part(part.name, self.side_by_side * part.bytes) for part in (*self._activations(width), *self._head(width))]
+        several = self.step_tokens > self.packed
+        if several or gradients.bytes < sum(part.bytes for part in kept):
             yield from kept
-        if self.step_tokens > self.packed or gradients.bytes >= sum(part.bytes for part in kept):
+        if several or gradients.bytes >= sum(part.bytes for part in kept):
             yield gradients
+        if self.side_by_side > 1:
+            yield Part("gradients of each thread", self.side_by_side * width * self.trained)
+        if self.process.on_cpu:
+            yield Part("unused in the heap", self._unused(width))
+
+    def _unused(self, width: int) -> int:
+        trainer, tensors = self.spec.trainer, self.size.kept
+        if trainer.gradient_checkpointing:
+            tensors = (max(tensors, key=sum), (self.size.hidden,) * self.size.layers)
+        of_one = [width * self.packed * elements for layer in tensors for elements in layer]
+        return unused_in_heap(of_one * self.side_by_side, trainer.lora is not None)
 
     @property
     def group_size(self) -> int:
@@ -139,11 +163,17 @@ class Bill:
         return self.spec.schedule.groups_per_step * group // self.ranks
 
     @property
+    def side_by_side(self) -> int:
+        """Micro-batches that a trainer on a CPU computes at a time, one in each of its threads."""
+        return self.spec.trainer.threads if self.process.on_cpu and self.spec.numerics == "fast" else 1
+
+    @property
     def packed(self) -> int:
         """Tokens of a micro-batch."""
         drawn = self.workload.response if self.spec.trains_given else self.spec.max_drawn_tokens
         longest = self.workload.prompt + drawn
-        return max(longest, min(self.spec.trainer.micro_batch_tokens, self.step_tokens))
+        portions = _PORTIONS * self.side_by_side if self.side_by_side > 1 else 1
+        return max(longest, min(self.spec.trainer.micro_batch_tokens, self.step_tokens // portions))
 
     def _activations(self, width: int) -> Iterator[Part]:
         size = self.size
@@ -151,7 +181,7 @@ class Bill:
             kept = size.layers * size.hidden + size.kept_by_one
             yield Part("activations, computed again by layer", width * self.packed * kept)
             return
-        yield Part("activations", width * self.packed * size.kept)
+        yield Part("activations", width * self.packed * size.kept_by_all)
         yield Part("matrices side by side", width * size.joined if self.spec.trainer.lora is None else 0)
 
     def _head(self, width: int) -> Iterator[Part]:
@@ -162,18 +192,30 @@ class Bill:
         drawn = self.workload.response * self.group_size
         rows = self.packed * drawn // (self.workload.prompt + drawn)
         wide = _FLOAT + (width if width < _FLOAT else 0)
-        logits = min(self.process.logits, rows * wide * self.head // self.size.hidden)
-        largest = max(logits, width * self.packed * self.size.kept_by_one)
+        largest = max(self._logits(rows, wide), width * self.packed * self.size.kept_by_one)
         gradient = wide * self.head if self.spec.trainer.lora is None else 0
         yield Part("logits and the head's gradient", largest + gradient + 2 * width * rows * self.size.hidden)
 
+    def _logits(self, rows: int, width: int) -> int:
+        """Bytes of the logits of so many tokens that exist at a time."""
+        return min(self.process.logits, min(rows, self.process.rows or rows) * width * self.head // self.size.hidden)
+
     def _engine(self) -> Iterator[Part]:
         rollout, size = self.spec.rollout, self.size
-        embedded = rollout.traits.embedded
-        width = _FLOAT if embedded and self.spec.trainer.lora is not None else self.version_width
-        longest = min(self.config.context_length, self.workload.prompt + self.spec.max_drawn_tokens)
-        length = -(-longest // _EMBEDDED_STEP) * _EMBEDDED_STEP if embedded else self.workload.prompt + self.workload.response
+        slots, width = rollout.slots, WIDTH[self.engine_dtype]
+        position = width * size.cached
+        longest = min(size.context_length, self.workload.prompt + self.spec.max_drawn_tokens)
         yield Part("weights", width * size.parameters)
-        yield Part(f"keys and values of {rollout.slots} samples", width * size.cached * rollout.slots * length)
-        yield Part("logits", 2 * _FLOAT * rollout.slots * self.config.vocab_size)
-        yield Part("CUDA and graphs", 2 * self.process.context)
+        samples = f"keys and values of {slots} samples"
+        if not rollout.traits.embedded:
+            yield Part(samples, position * slots * (self.workload.prompt + self.workload.response))
+        else:
+            capacity = (embedded_cache.paged if self.process.on_cpu else embedded_cache.in_one_piece)(longest)
+            yield Part(samples, position * slots * capacity)
+            prompts = embedded_cache.paged(self.workload.prompt) if self.process.on_cpu else self.workload.prompt
+            yield Part("keys and values of the next prompts", position * embedded_cache.lanes(slots) * prompts)
+            if self.process.on_cpu:
+                grows = position * slots * embedded_cache.before(capacity)
+                yield Part("while it grows or loads a version", max(grows, self.version_width * size.parameters))
+        yield Part("logits", 2 * _FLOAT * slots * size.vocabulary)
+        yield self._of_process if self.process.on_cpu else Part("CUDA and graphs", 2 * self.process.context)

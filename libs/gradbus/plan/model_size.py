@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
@@ -10,10 +11,27 @@ from gradbus.spec import LoraSpec
 
 
 @dataclass(frozen=True, slots=True)
-class ModelSize:
-    """Numbers of elements."""
+class Linear:
+    """A linear layer that adapters may stand beside."""
 
+    name: str
+    inputs: int
+    outputs: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """A model's numbers of elements."""
+
+    architecture: str
+    """The class of transformers that config.json names."""
+    context_length: int
+    vocabulary: int
+    linears: tuple[Linear, ...]
+    """Of a layer; empty where no adapters are trained."""
     parameters: int
+    largest: int
+    """Of the largest weight."""
     embedding: int
     """Of the embedding, and of the head."""
     active: int
@@ -30,10 +48,8 @@ class ModelSize:
     """Of all layers: heads · head_dim, by which a token's scores and their sums cost operations."""
     cached: int
     """Keys and values of one position."""
-    kept: int
-    """Of a token, what all layers keep for the backward pass (`kept_by_layer`)."""
-    kept_by_one: int
-    """The same of the layer that keeps most."""
+    kept: tuple[tuple[int, ...], ...]
+    """Of a token, the widths of the tensors that each layer keeps for the backward pass (`kept_by_layer`)."""
 
     @classmethod
     def of(cls, config: ModelConfig) -> ModelSize:
@@ -43,9 +59,13 @@ class ModelSize:
         mixtures = [experts for experts in map(config.experts_of, range(config.layers)) if experts]
         of_experts = [3 * config.hidden_size * experts.width for experts in mixtures]
         idle = sum(size * (experts.count - experts.chosen) for size, experts in zip(of_experts, mixtures, strict=True))
-        kept = [kept_by_layer(config, layer) for layer in range(config.layers)]
         return cls(
+            architecture=config.family.architecture,
+            context_length=config.context_length,
+            vocabulary=config.vocab_size,
+            linears=tuple(Linear(layer.name, layer.columns, layer.rows) for layer in (*config.attention_layers, *config.mlp_layers)),
             parameters=total,
+            largest=max(map(prod, shapes.values())),
             embedding=embedding,
             active=total - embedding * (1 if config.tied else 2) - idle,
             experts=sum(size * experts.count for size, experts in zip(of_experts, mixtures, strict=True)),
@@ -55,9 +75,26 @@ class ModelSize:
             hidden=config.hidden_size,
             attention=config.layers * config.heads * config.head_dim,
             cached=config.layers * config.kv_width,
-            kept=sum(kept),
-            kept_by_one=max(kept),
+            kept=tuple(tuple(kept_by_layer(config, layer)) for layer in range(config.layers)),
         )
+
+    @property
+    def kept_by_all(self) -> int:
+        """Elements of a token that all layers keep."""
+        return sum(map(sum, self.kept))
+
+    @property
+    def kept_by_one(self) -> int:
+        """The same of the layer that keeps most."""
+        return max(map(sum, self.kept))
+
+    def adapted(self, lora: LoraSpec) -> list[Linear]:
+        """The linear layers of a decoder layer that have adapters."""
+        return [layer for layer in self.linears if layer.name in lora.target_modules]
+
+    def adapter_parameters(self, lora: LoraSpec) -> int:
+        """Elements of the adapters of all layers."""
+        return self.layers * sum(lora.rank * (layer.inputs + layer.outputs) for layer in self.adapted(lora))
 
     def read_by(self, rows: int) -> float:
         """Weights in layers that `rows` tokens of different texts are multiplied by, if each is sent to experts at random."""
@@ -70,28 +107,25 @@ class ModelSize:
         return self.parameters - self.embedding
 
 
-def kept_by_layer(config: ModelConfig, layer: int) -> int:
-    """Elements of one token that a decoder layer keeps for its backward pass.
+def kept_by_layer(config: ModelConfig, layer: int) -> Iterator[int]:
+    """Widths of the tensors that a decoder layer keeps for its backward pass.
 
     Attention: queries, keys and values before and after they are turned, and the output. Each norm: its input; each product: its input.
     Feed-forward part: gates, ups and their product; with experts, of each chosen expert, and its input and output too.
     """
     hidden, queries, keys = config.hidden_size, config.heads * config.head_dim, config.kv_width // 2
-    kept = 3 * queries + 3 * keys + hidden * (len(config.family.norms) + 2)
+    yield from (queries + 2 * keys, queries + keys, queries)
+    yield from [hidden] * (len(config.family.norms) + 2)
     if config.norms.qk is not None and config.norms.qk != "head":
-        kept += queries + keys
+        yield queries + keys
     experts = config.experts_of(layer)
     if experts is None:
-        return kept + 3 * config.intermediate_size
+        yield from (2 * config.intermediate_size, config.intermediate_size)
+        return
     # Of hidden states: what goes in, what comes out, and that again in the tokens' order.
-    chosen = experts.chosen * (3 * hidden + 5 * experts.width)
-    return kept + chosen + 3 * experts.shared_width + hidden
-
-
-def adapter_parameters(config: ModelConfig, lora: LoraSpec) -> int:
-    """Elements of the adapters of a model."""
-    shapes = [*config.attention_layers, *config.mlp_layers]
-    return config.layers * sum(lora.rank * (shape.rows + shape.columns) for shape in shapes if shape.name in lora.target_modules)
+    yield from [experts.chosen * hidden] * 3
+    yield from [experts.chosen * experts.width] * 5
+    yield from (3 * experts.shared_width, hidden)
 
 
 def _joined(config: ModelConfig, layer: int) -> int:

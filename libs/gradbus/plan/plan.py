@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, get_args
 
-from gradbus.formats.model_config import ModelConfig
 from gradbus.plan.cards import Card
 from gradbus.plan.memory import Bill, Tenant
+from gradbus.plan.model_size import ModelSize
 from gradbus.plan.times import StepTimes, step_times
 from gradbus.plan.workload import Workload
 from gradbus.spec import RunSpec
@@ -43,7 +43,8 @@ class Room:
 class Division:
     """How cards are divided."""
 
-    placement: Placement
+    placement: Placement | Literal["together"]
+    """`together`: all processes on one machine without a card."""
     trainers: int
     rollouts: int
     rooms: tuple[Room, ...]
@@ -77,9 +78,9 @@ class Plan:
     changes: tuple[Change, ...]
 
 
-def make_plan(spec: RunSpec, config: ModelConfig, workload: Workload, card: Card, cards: int = 1) -> Plan:
+def make_plan(spec: RunSpec, size: ModelSize, workload: Workload, card: Card, cards: int = 1) -> Plan:
     """The plan for `cards` of one kind; every placement that the spec allows is tried."""
-    bill = Bill.of(spec, config, workload, card.process)
+    bill = Bill.of(spec, size, workload, card.process)
     divisions = sorted(_divisions(bill, card, cards), key=lambda division: (not division.fits, division.times.step))
     if divisions:
         bill = replace(bill, ranks=divisions[0].trainers)
@@ -87,6 +88,11 @@ def make_plan(spec: RunSpec, config: ModelConfig, workload: Workload, card: Card
 
 
 def _divisions(bill: Bill, card: Card, cards: int) -> Iterator[Division]:
+    if card.cores:
+        tenants = tuple(tenant for tenant in (bill.trainer, bill.reference, bill.engine) if tenant is not None)
+        room = Room(tenants, sum(tenant.bytes for tenant in tenants), card.memory)
+        yield Division("together", 1, int(bill.engine is not None), (room,), step_times(bill, card, 1, "separate"))
+        return
     for placement in get_args(Placement):
         if not _allows(bill.spec, placement):
             continue
@@ -131,7 +137,7 @@ def _changes(bill: Bill) -> Iterator[Change]:
     trainer, rollout = bill.spec.trainer, bill.spec.rollout
     halved = max(1, trainer.micro_batch_tokens // 2)
     for setting, update in {**_TRAINER_CHANGES, f"trainer.micro_batch_tokens = {halved}": {"micro_batch_tokens": halved}}.items():
-        if "deepspeed" in update and trainer.backend != "deepspeed":
+        if ("deepspeed" in update and trainer.backend != "deepspeed") or ("lora" in update and not bill.size.linears):
             continue
         changed = type(trainer).model_validate(trainer.model_dump(exclude_unset=True) | update)
         other = replace(bill, spec=bill.spec.model_copy(update={"trainer": changed}))

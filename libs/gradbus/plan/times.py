@@ -1,12 +1,13 @@
-"""The seconds of a step's phases by rooflines (Williams et al. 2009), with shares that were measured on an H100 (docs/gpu.md)."""
+"""The seconds of a step's phases by rooflines (Williams et al. 2009), with the speeds of a card or of this machine's cores."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
-from gradbus.plan.cards import Card
+from gradbus.plan import embedded_cache
+from gradbus.plan.cards import WIDTH, Card, Speeds
 from gradbus.plan.memory import Bill
 
 _EXPORT, _LOAD, _OFFLOAD = 3.3e9, 3.7e9, 50e9
@@ -29,12 +30,14 @@ class StepTimes:
     """`timed`: a process leaves the card and the other comes, twice."""
     overlapped: bool
     """Whether a step is generated while another is trained."""
+    cores: float = 0.0
+    """What all phases take if every core of the machine computes; 0 where each has a device."""
 
     @property
     def step(self) -> float:
         """Seconds of a step."""
         if self.overlapped:
-            return max(self.generate + self.load, self.train + self.export)
+            return max(self.generate + self.load, self.train + self.export, self.cores)
         return self.generate + self.train + self.export + self.load + self.switch
 
     @property
@@ -44,16 +47,19 @@ class StepTimes:
 
 
 def step_times(bill: Bill, card: Card, rollouts: int, placement: str) -> StepTimes:
-    """Of a run with so many cards for rollouts, and the bill's for the trainer."""
+    """Of a run with so many cards for rollouts, and the bill's for the trainer; or on a CPU, with the threads of the spec."""
     spec, version = bill.spec, bill.trained * bill.version_width
     moved = 12 * bill.trained + bill.version_width * bill.size.parameters
+    generate, train = 0.0 if spec.trains_given else _generate(bill, card, rollouts), _train(bill, card.speeds)
+    sampling, training = (min(card.cores, threads) if card.cores else 1 for threads in (spec.rollout.threads, spec.trainer.threads))
     return StepTimes(
-        generate=0.0 if spec.trains_given else _generate(bill, card, rollouts),
-        train=_train(bill, card) / speed_of_ranks(bill.ranks),
+        generate=generate / sampling,
+        train=train / (speed_of_ranks(bill.ranks) * training),
         export=version / (_EXPORT * spec.publish_every),
         load=0.0 if spec.trains_given else version / _LOAD,
         switch=2 * moved / _OFFLOAD if placement == "timed" else 0.0,
         overlapped=placement == "separate" and (spec.schedule.mode == "free" or spec.schedule.max_staleness > 0),
+        cores=(generate + train) / card.cores if card.cores else 0.0,
     )
 
 
@@ -62,36 +68,69 @@ def speed_of_ranks(ranks: int) -> float:
     return ranks * math.pow(_RANKS, math.log2(ranks))
 
 
-def training_operations(bill: Bill) -> float:
-    """FLOP of a step: six for each weight and token, the head's for responses alone, and 12 for each pair of tokens that attend."""
-    size, members = bill.size, bill.group_size
+class Operations(NamedTuple):
+    """Of a training step."""
+
+    layers: float
+    """FLOP of the products and of attention."""
+    logits: float
+    """FLOP of the logits: two for each weight of the head and response token."""
+    head: float
+    """FLOP of their gradients."""
+    kept: float
+    """Elements that the forward passes keep."""
+    of_logits: float
+    """Logits."""
+
+
+def training_operations(bill: Bill) -> Operations:
+    """Six FLOP for each weight and token, the head's for responses alone, and 12 for each pair of tokens that attend.
+
+    Frozen weights have no gradient, which saves two of the six. With checkpointing each layer's forward pass is computed twice.
+    """
+    size, members, lora = bill.size, bill.group_size, bill.spec.trainer.lora
     groups, prompt, response = bill.spec.schedule.groups_per_step, bill.workload.prompt, bill.workload.response
     packed, drawn = groups * (prompt + members * response), groups * members * response
     pairs = groups * (prompt**2 / 2 + members * (prompt * response + response**2 / 2))
-    return 6.0 * size.active * packed + 6.0 * bill.head * drawn + 12.0 * size.attention * pairs
+    passes = 4.0 if bill.spec.trainer.gradient_checkpointing else 3.0
+    of_weights = 2.0 * size.active * (passes - (lora is not None))
+    of_adapters, added = (0, 0) if lora is None else (size.adapter_parameters(lora), sum(layer.outputs for layer in size.adapted(lora)))
+    return Operations(
+        layers=packed * (of_weights + 2.0 * passes * of_adapters) + 4.0 * passes * size.attention * pairs,
+        logits=2.0 * bill.head * drawn,
+        head=(4.0 if lora is None else 2.0) * bill.head * drawn,
+        kept=packed * (size.kept_by_all + size.layers * added) * passes / 3.0,
+        of_logits=bill.head / size.hidden * drawn,
+    )
 
 
-def _train(bill: Bill, card: Card) -> float:
-    seconds = training_operations(bill) / (card.shares.training * _product(bill, card))
-    inner = bill.spec.trainer.inner.epochs
+def _train(bill: Bill, speeds: Speeds) -> float:
+    found, dtype = training_operations(bill), bill.spec.trainer.dtype
+    products = (found.layers + found.head) / speeds.products[dtype] + found.logits / speeds.logits[dtype]
+    others = found.kept / speeds.kept[dtype] + found.of_logits / speeds.kept["fp32"]
     critic = 2 if (critic := bill.spec.trainer.critic) is not None and critic.kind == "full" else 1
-    return seconds * inner * critic
+    return (products + others) * bill.spec.trainer.inner.epochs * critic
 
 
 def _generate(bill: Bill, card: Card, rollouts: int) -> float:
     """Of the card with most samples: a response's tokens come one after the other, so more cards only make its batches smaller."""
-    spec, size, workload = bill.spec, bill.size, bill.workload
-    samples = math.ceil(spec.samples_per_step / rollouts)
-    rows, width = min(spec.rollout.slots, samples), bill.version_width
-    cached = size.cached * rows * (workload.prompt + workload.response / 2)
-    moved = width * (size.read_by(rows) + size.embedding + cached)
-    product = _product(bill, card)
-    operations = 2.0 * (size.active + size.embedding) * rows
-    decode_step = max(moved / (card.shares.copy * card.bandwidth), operations / product) + card.shares.layer_seconds * size.layers
-    prompts = 2.0 * size.active * math.ceil(spec.schedule.groups_per_step / rollouts) * workload.prompt
-    return math.ceil(samples / rows) * workload.response * decode_step + prompts / (card.shares.prefill * product)
+    spec, size, workload, dtype, speeds = bill.spec, bill.size, bill.workload, bill.engine_dtype, card.speeds
+    samples, groups = (math.ceil(count / rollouts) for count in (spec.samples_per_step, spec.schedule.groups_per_step))
+    rows = min(spec.rollout.slots, samples)
+    batches = math.ceil(samples / rows)
+    if card.cores and spec.rollout.traits.embedded:  # it computes all slots and all lanes, with or without a sample
+        rows, lanes = spec.rollout.slots, embedded_cache.lanes(spec.rollout.slots)
+        groups = math.ceil(groups / lanes) * lanes
+    read = WIDTH[dtype] * (size.read_by(rows) + size.embedding) / speeds.read
+    products = 2.0 * (size.active + size.embedding) * rows / speeds.decoded[dtype]
+    cached = size.cached * rows * _positions(bill, card) / speeds.attended[dtype]
+    decode_step = max(read, products) + cached + rows * size.vocabulary / speeds.drawn + speeds.layer * size.layers
+    return batches * workload.response * decode_step + 2.0 * size.active * groups * workload.prompt / speeds.prompts[dtype]
 
 
-def _product(bill: Bill, card: Card) -> float:
-    """FLOP/s of a large matrix product in the run's dtype."""
-    return card.shares.product * card.flops * (1.0 if bill.spec.trainer.dtype == "bf16" else card.shares.float32)
+def _positions(bill: Bill, card: Card) -> float:
+    """Whose keys and values a decode step reads for each sample, in the mean."""
+    first, count = bill.workload.prompt, bill.workload.response
+    if not card.cores:
+        return first + count / 2
+    return sum(embedded_cache.paged(first + drawn) for drawn in range(1, count + 1)) / count

@@ -58,7 +58,7 @@ class SampleResource(BaseModel):
     label: str = Field(
         "",
         description="Of a response of the dataset: `chosen` or `rejected`; `desirable`, `undesirable` or, if it belongs to another row "
-        "and is not trained, `mismatched`. Empty for other responses.",
+        "and is not trained, `mismatched`. `greedy`: the baseline of its group's other samples, not trained. Empty for other responses.",
     )
     advantage: float | None = Field(
         None, description="That of its tokens; null if it is not trained, if its tokens have different ones, or if the step is whitened."

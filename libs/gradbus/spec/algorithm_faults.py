@@ -28,9 +28,12 @@ _CURVED: Final = {
 _SEQUENCE_MEANS: Final = {"sequence": ("sequence", "constant"), "product": ("sequence",)}
 """By level of the ratio. LUSPO weighs the geometric mean by the length of its sequence, to undo the mean's own 1 / length."""
 _NO_BASELINE: Final = ("reinforce", "gae")
+_BY_TOKEN: Final = (*_NO_BASELINE, "remax")
+"""Advantages that take a KL from the rewards of single tokens."""
 _NO_STD: Final = {
     "reinforce": "reads rewards as they are, and those of a group may be equal",
     "gae": "reads rewards as they are, and those of a group may be equal",
+    "remax": "has a baseline of one sample, and a group may have one sample beside it, which has no deviation",
     "maxrl": "divides by the mean of the rewards",
     "gdpo": "divides each component by its standard deviation",
 }
@@ -65,15 +68,12 @@ def algorithm_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None, schedule:
         yield from _inner_faults(spec, trainer, schedule)
     yield from _bound_faults(spec)
     yield from _ratio_faults(spec)
-    if spec.nll and trainer and trainer.backend != "torch":
-        message = f"the {trainer.backend} backend does not tell its ranks which samples are the best"
-        yield Fault("algorithm.nll", message, json.dumps(spec.nll), '0, or trainer.backend = "torch"')
     if spec.second_moment is not None:
-        yield from _second_moment_faults(spec, trainer)
+        yield from _single_token_faults("algorithm.second_moment", spec, json.dumps(spec.second_moment))
     if spec.covariance_clip is not None:
         yield from _covariance_faults(spec, spec.covariance_clip)
     yield from _reward_faults(spec)
-    yield from _control_faults(spec, trainer)
+    yield from _control_faults(spec)
     if spec.kl_place == "reward":
         yield from _kl_in_reward_faults(spec, trainer)
     if spec.kl_reference_steps is not None and not spec.kl:
@@ -112,7 +112,7 @@ def _kl_in_reward_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None) -> It
         yield Fault("algorithm.kl_place", message, '"reward"', f"{others}, or no [trainer.lora]")
 
 
-def _control_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None) -> Iterator[Fault]:
+def _control_faults(spec: AlgorithmSpec) -> Iterator[Fault]:
     """Controllers of coefficients."""
     if spec.kl_control and not spec.kl:
         message = "the controller multiplies the weight of the KL, and 0 stays 0"
@@ -120,18 +120,12 @@ def _control_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None) -> Iterato
     if spec.kl_control and spec.kl_place == "loss" and spec.aggregate == "constant":
         message = 'with aggregate = "constant" the KL that it observes is not a mean over tokens, as its target is'
         yield Fault("algorithm.kl_control", message, allowed="none, or another algorithm.aggregate")
-    if spec.kl_control and spec.kl_place == "reward" and spec.advantage not in _NO_BASELINE:
+    if spec.kl_control and spec.kl_place == "reward" and spec.advantage not in _BY_TOKEN:
         message = f"advantage = {spec.advantage} takes the KL from the reward of a whole sample before the step and its weight are known"
-        yield Fault(
-            "algorithm.kl_control", message, allowed=f'none, algorithm.kl_place = "loss", or advantage = {" or ".join(_NO_BASELINE)}'
-        )
+        yield Fault("algorithm.kl_control", message, allowed=f'none, algorithm.kl_place = "loss", or advantage = {" or ".join(_BY_TOKEN)}')
     if spec.entropy_control and spec.entropy > spec.entropy_control.max_coefficient:
         allowed = f"at most algorithm.entropy_control.max_coefficient, {spec.entropy_control.max_coefficient:g}"
         yield Fault("algorithm.entropy", "the weight begins above its bound", json.dumps(spec.entropy), allowed)
-    for name in ("kl_control", "entropy_control"):
-        if getattr(spec, name) and trainer and trainer.backend != "torch":
-            message = f"the {trainer.backend} backend sends its ranks no weight for each step"
-            yield Fault(f"algorithm.{name}", message, allowed='none, or trainer.backend = "torch"')
 
 
 def _critic_faults(spec: AlgorithmSpec, trainer: TrainerSpec, schedule: ScheduleSpec | None) -> Iterator[Fault]:
@@ -148,9 +142,6 @@ def _critic_faults(spec: AlgorithmSpec, trainer: TrainerSpec, schedule: Schedule
     if trainer.critic is not None and trainer.critic.kind != "full" and trainer.critic.freeze != "none":
         message = f"a critic of kind {trainer.critic.kind} trains no attention of its own"
         yield Fault("trainer.critic.freeze", message, f'"{trainer.critic.freeze}"', '"none", or trainer.critic.kind = "full"')
-    if trainer.critic is not None and trainer.backend != "torch" and trainer.critic.target == "vtrace":
-        message = f"the {trainer.backend} backend has no pass of the policy before the step"
-        yield Fault("trainer.critic.target", message, '"vtrace"', '"returns", or trainer.backend = "torch"')
     if trainer.critic is not None and schedule and trainer.critic.warmup_steps >= schedule.steps:
         given, allowed = str(trainer.critic.warmup_steps), f"less than schedule.steps, {schedule.steps}"
         yield Fault("trainer.critic.warmup_steps", "the policy would never be trained", given, allowed)
@@ -159,11 +150,6 @@ def _critic_faults(spec: AlgorithmSpec, trainer: TrainerSpec, schedule: Schedule
 def _inner_faults(spec: AlgorithmSpec, trainer: TrainerSpec, schedule: ScheduleSpec | None) -> Iterator[Fault]:
     """Several updates in a step."""
     inner = trainer.inner
-    if trainer.backend != "torch":
-        given = f"epochs = {inner.epochs}, minibatches = {inner.minibatches}"
-        yield Fault(
-            "trainer.inner", f"the {trainer.backend} backend makes one update a step", given, '1 and 1, or trainer.backend = "torch"'
-        )
     if schedule and inner.minibatches > schedule.groups_per_step:
         allowed = f"at most schedule.groups_per_step, {schedule.groups_per_step}"
         yield Fault("trainer.inner.minibatches", "a minibatch consists of whole groups", str(inner.minibatches), allowed)
@@ -223,14 +209,6 @@ def _ratio_faults(spec: AlgorithmSpec) -> Iterator[Fault]:
         yield Fault("algorithm.aggregate", message, f'"{spec.aggregate}"', " or ".join(f'"{name}"' for name in allowed))
 
 
-def _second_moment_faults(spec: AlgorithmSpec, trainer: TrainerSpec | None) -> Iterator[Fault]:
-    path, given = "algorithm.second_moment", json.dumps(spec.second_moment)
-    yield from _single_token_faults(path, spec, given)
-    if trainer and trainer.backend != "torch":
-        message = f"it is of all tokens of a step, and a rank of the {trainer.backend} backend has only its own"
-        yield Fault(path, message, given, 'none, or trainer.backend = "torch"')
-
-
 def _covariance_faults(spec: AlgorithmSpec, clip: CovarianceClipSpec) -> Iterator[Fault]:
     path = "algorithm.covariance_clip"
     yield from _single_token_faults(path, spec)
@@ -263,7 +241,6 @@ def centering_faults(algorithm: AlgorithmSpec, sections: Mapping[str, Any], nume
     for name, unfit, value, message in (
         ("schedule", "mode", "free", "tokens of one sample may be of several versions, and its rows are those of one"),
         ("weights", "transport", "delta", "the reference service computes with each version that sampled, and needs its whole files"),
-        ("trainer", "backend", "deepspeed", "the deepspeed backend sends its ranks no rows of the sampler"),
         ("rollout", "routing_replay", True, "the rows would be computed with other experts than the samples were"),
     ):
         if (section := sections.get(name)) and getattr(section, unfit) == value:

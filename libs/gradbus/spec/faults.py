@@ -16,8 +16,9 @@ from gradbus.spec.data import data_faults
 from gradbus.spec.engine_traits import engines_with
 from gradbus.spec.environment_faults import environment_faults
 from gradbus.spec.kind_faults import kind_faults
-from gradbus.spec.kinds import Kind
+from gradbus.spec.kinds import DATA_FIELDS, Kind
 from gradbus.spec.model_faults import model_faults
+from gradbus.spec.presets import PRESETS
 from gradbus.spec.reward.faults import reward_faults
 from gradbus.spec.rollout_faults import placement_faults, replay_faults
 from gradbus.spec.run import RunSpec, resolved_sections
@@ -34,8 +35,15 @@ _MAX_VALUES: Final = 10_000
 """Values in a spec. The largest has some thousands: files of a model, stop tokens."""
 _TAGS = {2, 5}
 """Positions in pydantic's location that name a grader's type and are no part of the path: `reward.grader.<type>.graders.<name>.<type>`."""
-_UNQUOTED = {"int_type": "a whole number", "float_type": "a number", "bool_type": "true or false"}
+_UNQUOTED = {"int_type": "a whole number", "float_type": "a number", "bool_type": "true or false", "bool_parsing": "true or false"}
 """Types of pydantic's errors to what a field of that type takes."""
+_LISTS = {"tuple_type", "list_type", "too_long", "too_short"}
+_SECTIONS = {"model_type", "model_attributes_type"}
+_ELSEWHERE: Final[Mapping[tuple[str, str], tuple[str, str]]] = {
+    **{("kind", name): ("is an algorithm, of runs that sample", f'no `kind`, with algorithm.name = "{name}"') for name in PRESETS},
+    **{("algorithm.name", kind): ("is a kind of run, on given responses", f'no [algorithm], with kind = "{kind}"') for kind in DATA_FIELDS},
+}
+"""By a field and a value that another field takes: what the value is, and how to say it."""
 
 
 def parse_spec(body: object) -> RunSpec:
@@ -68,7 +76,10 @@ def parse_spec(body: object) -> RunSpec:
         faults.extend(environment_faults(kind, sections, body.get("deterministic")))
     if kind == "rl" and "reward" in sections and reads_reward(sections):
         faults.extend(reward_faults(sections["reward"]))
-    faults.extend(_joint_faults(sections, body.get("deterministic"), body.get("numerics")))
+    # A run on given responses has an algorithm that nobody chose.
+    is_given = isinstance(kind, str) and kind in DATA_FIELDS
+    read = {name: section for name, section in sections.items() if not (is_given and name == "algorithm")}
+    faults.extend(_joint_faults(read, body.get("deterministic"), body.get("numerics")))
     if body.get("numerics") == "batch_invariant" and kind == "rl":
         faults.extend(_numerics_faults(sections))
     if faults or spec is None:
@@ -206,16 +217,28 @@ def _fault(item: Any) -> Fault:
         return Fault(where, "unknown field", _shown(item["input"]), ", ".join(known), nearest_name(str(path[-1]), known))
     if item["type"] == "missing":
         return Fault(where, "required field is missing")
+    given = _shown(item["input"])
+    if worded := _worded(item, path, where):
+        return Fault(where, worded[0], given, worded[1])
     context = item.get("ctx", {})
-    if item["type"] == "string_pattern_mismatch":
-        return Fault(where, "does not have the required form", _shown(item["input"]), _description(path) or context["pattern"])
-    if item["type"] in _UNQUOTED:
-        unquoted = ", without quotation marks" if isinstance(item["input"], str) else ""
-        return Fault(where, item["msg"], _shown(item["input"]), _UNQUOTED[item["type"]] + unquoted)
     allowed = str(context.get("expected", context.get("expected_tags", "")))
     words = [word.strip(" '") for word in allowed.replace(" or ", ",").split(",")]
-    given = _shown(item["input"])
     return Fault(where, item["msg"][:_MESSAGE_LIMIT], given, allowed, nearest_name(given.strip('"'), words))
+
+
+def _worded(item: Any, path: tuple[object, ...], where: str) -> tuple[str, str] | None:
+    """Message and what is allowed, where pydantic's own words name what only Python has, or nothing to do."""
+    kind, value = item["type"], item["input"]
+    if kind == "string_pattern_mismatch":
+        return "does not have the required form", _description(path) or item["ctx"]["pattern"]
+    if kind in _SECTIONS:
+        return "has fields of its own", f"a table with some of {', '.join(_fields_at(path))}"
+    if kind in _LISTS:
+        message = item["msg"].replace("Tuple", "The list").replace("valid tuple", "list").replace(" after validation", "")
+        return message, _description(path) or "a list in brackets"
+    if kind in _UNQUOTED:
+        return item["msg"], _UNQUOTED[kind] + (", without quotation marks" if isinstance(value, str) else "")
+    return _ELSEWHERE.get((where, value)) if isinstance(value, str) else None
 
 
 def _fields_at(path: tuple[object, ...]) -> list[str]:

@@ -11,7 +11,7 @@ from gradbus.spec.algorithm import AlgorithmSpec
 from gradbus.spec.data import DataSpec
 from gradbus.spec.kinds import DATA_FIELDS, GIVEN_RESPONSES, PREFERENCE_KINDS, PreferenceSpec
 from gradbus.spec.reward.section import RewardSpec
-from gradbus.spec.sections import EvaluationSpec, RolloutSpec, ScheduleSpec, Section, TrainerSpec, WeightsSpec
+from gradbus.spec.sections import EvaluationSpec, InnerSpec, RolloutSpec, ScheduleSpec, Section, TrainerSpec, WeightsSpec
 
 _NOT_READ: Final[Mapping[str, tuple[Section, str]]] = {
     "rollout": (RolloutSpec(), "samples nothing: the responses are in the dataset"),
@@ -57,16 +57,14 @@ def kind_faults(kind: str, sections: Mapping[str, Any], numerics: object) -> Ite
 def _trainer_faults(kind: str, trainer: TrainerSpec) -> Iterator[Fault]:
     if trainer.critic is not None:
         yield Fault("trainer.critic", f"a run of kind {kind} has no rewards for a critic", allowed='no [trainer.critic], or kind = "rl"')
-    if trainer.inner.updates > 1:
-        message = f"a step of kind {kind} trains each of its rows once"
-        yield Fault("trainer.inner", message, f"{trainer.inner.updates} updates", "no [trainer.inner]; take smaller steps, or more of them")
+    if trainer.inner != InnerSpec():
+        message, given = f"a step of kind {kind} trains each of its rows once", json.dumps(trainer.inner.model_dump(exclude_defaults=True))
+        yield Fault("trainer.inner", message, given, "no [trainer.inner]; take smaller steps, or more of them")
     if kind == "reward_model":
         yield from _reward_model_faults(trainer)
 
 
 def _reward_model_faults(trainer: TrainerSpec) -> Iterator[Fault]:
-    if trainer.backend == "deepspeed":
-        yield Fault("trainer.backend", "the deepspeed backend trains no scoring head", '"deepspeed"', '"torch"')
     if trainer.lora is not None:
         yield Fault("trainer.lora", "a reward model trains every weight and its head", allowed="no [trainer.lora], or another kind")
     if trainer.dtype != "fp32":

@@ -60,7 +60,7 @@ def _timed_faults(rollout: Any, sections: Mapping[str, Any]) -> Iterator[Fault]:
 
 def replay_faults(sections: Mapping[str, Any], numerics: object) -> Iterator[Fault]:
     """A fault for each setting that `rollout.routing_replay` excludes. `sections` are those that are valid by themselves."""
-    rollout, trainer = sections.get("rollout"), sections.get("trainer")
+    rollout = sections.get("rollout")
     if rollout is None or not rollout.routing_replay:
         return
     if not rollout.traits.returns_routes:
@@ -71,5 +71,3 @@ def replay_faults(sections: Mapping[str, Any], numerics: object) -> Iterator[Fau
         yield Fault("rollout.pause", message, '"retract"', '"abort" or "in_place", or rollout.routing_replay = false')
     if numerics == "batch_invariant":
         yield Fault(_REPLAY, "experts are not computed with batch-invariant operators", "true", 'false, or numerics = "fast"')
-    if trainer and trainer.backend != "torch":
-        yield Fault(_REPLAY, f"the {trainer.backend} backend replays no routes", "true", 'false, or trainer.backend = "torch"')

@@ -100,9 +100,6 @@ def _row_faults(top_k: int, algorithm: AlgorithmSpec, sections: Mapping[str, Any
             yield Fault(
                 f"algorithm.{name}", "the loss of teacher.top_k is the KL alone", shown, "0" if unset is not None else "leave it out"
             )
-    if (trainer := sections.get("trainer")) and trainer.backend != "torch":
-        message = f"the {trainer.backend} backend does not train on a teacher's rows"
-        yield Fault("trainer.backend", message, json.dumps(trainer.backend), '"torch", or no teacher.top_k')
     if rollout := sections.get("rollout"):
         yield from row_size_faults("teacher.top_k", top_k, rollout)
 

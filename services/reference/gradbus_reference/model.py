@@ -24,8 +24,10 @@ from gradbus.formats.tokens import ID_DTYPE, LOGPROB_DTYPE
 from gradbus.objects import ObjectStore, materialise
 from gradbus.objects.folder import partial_folder
 from gradbus.process.limits import return_memory
-from gradbus.spec import LoraSpec, ModelSpec, RunSpec, TeacherSpec
+from gradbus.spec import LoraSpec, ModelSpec, RewardModelSpec, RunSpec, TeacherSpec
+from gradbus.telemetry import get_logger
 from gradbus_kernels.models.causal_lm import head_inputs, load_causal_lm, load_weights, packed_logprobs
+from gradbus_kernels.models.device_memory import OffDevice
 from gradbus_kernels.models.dtypes import DTYPES
 from gradbus_kernels.models.loading import enough_memory, return_device_memory
 from gradbus_kernels.models.lora import add_adapters
@@ -34,6 +36,7 @@ from gradbus_kernels.models.reward.model import load_reward_model
 from gradbus_kernels.operators import linear_teacher_rows
 from gradbus_reference.settings import ReferenceSettings
 
+_log = get_logger(__name__)
 Value = TypeVar("Value", np.float32, np.void)
 _LOOKS = 4
 """Looks for idle models in the time after which they are dropped."""
@@ -112,7 +115,7 @@ class ReferenceModel:
 
 
 class ScoringModel:
-    """Scores under frozen weights of a reward model."""
+    """Scores under frozen weights of a reward model. One thread calls its methods."""
 
     def __init__(
         self,
@@ -132,6 +135,8 @@ class ScoringModel:
                 load_weights(dict(self._model.named_parameters()), version.tensors)
         self._model.requires_grad_(False)
         self._budget = budget
+        self._off_device: OffDevice | None = None
+        self._used_at = time.monotonic()
 
     @property
     def vocabulary(self) -> int:
@@ -142,8 +147,22 @@ class ScoringModel:
     def scores(self, sequences: Sequence[TokenSequence]) -> list[NDArray[np.float32]]:
         """The score of each sequence at its last token: one float32 `[1]` a sequence, in order. Raises OutOfMemoryError."""
         with enough_memory():
+            if self._off_device is not None:
+                self._off_device.reload()
+                self._off_device = None
             parts = [self._model(part).cpu().numpy() for part in split_by_tokens(sequences, self._budget)]
+        self._used_at = time.monotonic()
         return [score for part in parts for score in part[:, None]]
+
+    def leave_device(self, idle_seconds: float) -> bool:
+        """Moves the weights to host memory if they have scored nothing for so long, until the next `scores`; whether it moved them.
+
+        They come back with the same bits.
+        """
+        if self._off_device is not None or time.monotonic() - self._used_at < idle_seconds:
+            return False
+        self._off_device = OffDevice([*self._model.parameters(), *self._model.buffers()])
+        return True
 
 
 FrozenModel = ReferenceModel | ScoringModel
@@ -170,18 +189,36 @@ class ModelCache:
         self._torch_thread = torch_thread
         self._loaded: OrderedDict[_Key, FrozenModel] = OrderedDict()
         self._used_at: dict[_Key, float] = {}
+        self._leaving: set[_Key] = set()
+        """Models that leave the accelerator while they are idle, as the run says that used them last."""
+        self._has_accelerator = torch.device(settings.device).type != "cpu"
 
-    async def drop_idle(self) -> None:
-        """Drops models that nobody has used for a while, their runs being over or paused; runs until cancelled."""
-        seconds = self._settings.idle_seconds
+    async def tend_idle(self) -> None:
+        """Drops models that nobody has used for a while, and moves some off the accelerator before that; runs until cancelled."""
         while True:
-            await asyncio.sleep(seconds / _LOOKS)
-            idle = [key for key, used_at in self._used_at.items() if time.monotonic() - used_at > seconds]
-            for key in idle:
-                del self._used_at[key]
-                self._loaded.pop(key, None)
-            if idle:
-                await asyncio.to_thread(_return_memory)
+            await asyncio.sleep(min(self._settings.idle_seconds, self._settings.offload_seconds) / _LOOKS)
+            await self._drop_idle()
+            if self._has_accelerator:
+                await self._offload_idle()
+
+    async def _drop_idle(self) -> None:
+        """Those whose runs are over or paused."""
+        idle = [key for key, used_at in self._used_at.items() if time.monotonic() - used_at > self._settings.idle_seconds]
+        for key in idle:
+            del self._used_at[key]
+            self._loaded.pop(key, None)
+        if idle:
+            await asyncio.to_thread(_return_memory)
+
+    async def _offload_idle(self) -> None:
+        self._leaving.intersection_update(self._loaded)
+        for key in tuple(self._leaving):
+            model = self._loaded[key]
+            if isinstance(model, ScoringModel):
+                # In the thread that scores, so never beside a pass.
+                moved = asyncio.get_running_loop().run_in_executor(self._torch_thread, model.leave_device, self._settings.offload_seconds)
+                if await moved:
+                    _log.info("reward_model_offloaded", folder=key[0].name)
 
     async def drop_all(self) -> None:
         """Drops every model; each is loaded again at its next use."""
@@ -235,7 +272,10 @@ class ModelCache:
         folder = await materialise(self._objects, model.files, self._settings.cache_dir / "models")
         lora = spec.trainer.lora if version_files else None
         # In another dtype than the trainer's, the rounding would be a part of the KL, or of the held-out loss.
-        found = await self._load(kind, (folder, DTYPES[spec.trainer.dtype], kind, tuple(version_files), lora))
+        key = (folder, DTYPES[spec.trainer.dtype], kind, tuple(version_files), lora)
+        found = await self._load(kind, key)
+        leaves = isinstance(model, RewardModelSpec) and model.offload
+        (self._leaving.add if leaves else self._leaving.discard)(key)
         return RunModel(found, spec.is_deterministic)
 
     async def _load(self, kind: type[Model], key: _Key) -> Model:

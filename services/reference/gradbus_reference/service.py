@@ -107,7 +107,7 @@ async def serve(settings: ReferenceSettings, process: Process) -> None:
     await server.start()
     process.ready = True
     ends: set[asyncio.Future[Any]] = {asyncio.create_task(process.stopping.wait(), name="stopping"), batcher.abandoned}
-    async with background(models.drop_idle(), "drop idle models"), background(servers.close_idle(), "close idle connections"):
+    async with background(models.tend_idle(), "tend idle models"), background(servers.close_idle(), "close idle connections"):
         await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     await server.stop()
     await servers.close()

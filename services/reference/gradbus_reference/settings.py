@@ -14,6 +14,9 @@ class ReferenceSettings(ProcessSettings):
 
     models: int = Field(2, ge=1, le=64, description="Models in memory at once.")
     idle_seconds: float = Field(300.0, gt=0.0, description="A model that nobody has used for so long leaves memory.")
+    offload_seconds: float = Field(
+        5.0, gt=0.0, description="A reward model with `offload` that is idle for so long leaves the accelerator."
+    )
     device: str = Field("cpu", description="cpu or cuda; CUDA_VISIBLE_DEVICES chooses the GPU, for Triton launches on the first.")
     threads: int = Field(1, ge=1, le=256, description="Torch threads: part of what decides bits.")
     micro_batch_tokens: int = Field(8192, ge=1, description="Tokens of one forward pass.")

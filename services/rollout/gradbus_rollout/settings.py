@@ -17,6 +17,9 @@ class Settings(ProcessSettings):
     device_name: str = Field(
         "", description="Name of the device for `rollout.placement`, the same for trainer and rollout; empty: machine and device."
     )
+    kept_prefix_mib: int = Field(
+        256, ge=0, description="Of keys and values that the embedded engine keeps between the turns of episodes; 0: none."
+    )
     trace_texts: bool = Field(
         default=False,
         description="Whether the spans of traced groups carry prompts and answers: whoever reads the traces then reads these too.",

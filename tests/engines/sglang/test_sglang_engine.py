@@ -74,7 +74,7 @@ async def test_at_every_version_the_log_probabilities_are_those_of_transformers(
 async def test_the_likeliest_tokens_log_probability_is_of_the_temperature_too(attach, versions, model):
     engine = attach(temperature=0.5)
     await engine.load([versions(0)], 0)
-    (group,) = await engine.generate([PromptGroup("a", PROMPT, (1,), greedy=True)])
+    (group,) = await engine.generate([PromptGroup("a", PROMPT, (1,), greedy=1)])
     np.testing.assert_allclose(logprobs(group.completions[0]), expected(model, versions(0), PROMPT, group.completions[0], 0.5), atol=1e-5)
 
 

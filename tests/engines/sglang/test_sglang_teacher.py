@@ -20,6 +20,7 @@ from gradbus.user_services.addresses import AddressPolicy
 from gradbus.user_services.keys import ServiceKeys
 from gradbus.user_services.sglang import SGLangClient
 from gradbus_gateway.intake.spec.teacher_servers import SubmittedTeachers
+from gradbus_gateway.intake.spelling import spelling_of
 from gradbus_gateway.settings import TeacherSettings
 from gradbus_reference.requests import LogProbsQuestion, PromptResponse
 from gradbus_reference.settings import ReferenceSettings
@@ -77,13 +78,15 @@ async def test_the_gateway_knows_the_policys_tokenizer_and_another_one(server, u
         await client.check_token(sglang_lab.VOCAB, 60.0)
     await client.close()
     same = await opened(fork_server, folder)
-    assert await submitted.tokenizer_fault(same, url) is None
+    assert await submitted.tokenizer_fault(await spelling_of(same), url) is None
     await same.close()
     sglang_lab.make_folder(tmp_path)
     letters = {character: number for number, character in enumerate("?1023456789+=-x ")}
     write_tokenizer(tmp_path, model={"type": "WordLevel", "vocab": letters, "unk_token": "?"})
     other = await opened(fork_server, tmp_path)
-    assert "token 1 is '1', and has the ids [2] there, not [1]; there it is '0'" in str(await submitted.tokenizer_fault(other, url))
+    assert "token 1 is '1', and has the ids [2] there, not [1]; there it is '0'" in str(
+        await submitted.tokenizer_fault(await spelling_of(other), url)
+    )
     await other.close()
 
 

@@ -24,10 +24,10 @@ EARLY = {**dict.fromkeys(POINTS, (20, 60)), "before-answered": (200, 220), "befo
 run fails if five of its workers die in a row and none has sampled a task."""
 
 
-def holds_of(victims, seed, passes=EARLY):
+def holds_of(victims, seed):
     """A death at each point."""
     draw = random.Random(seed)
-    return [f"{point}:{draw.randint(*passes[point])}:{victim}" for point, victim in zip(POINTS, victims, strict=True)]
+    return [f"{point}:{draw.randint(*EARLY[point])}:{victim}" for point, victim in zip(POINTS, victims, strict=True)]
 
 
 async def kill_as_asked(stack, folder):

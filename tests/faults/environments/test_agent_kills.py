@@ -9,22 +9,12 @@ from guessing_agent import ClaimingAgent, run_id_of
 from gradbus.client import Client
 
 from .conftest import loaded
-from .holds import EARLY, POINTS, Calm, held_stack, holds_of, played
+from .holds import POINTS, Calm, held_stack, holds_of, played
 
 pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 VICTIMS = ("agent", "rollout-0", "conductor", "buffer", "nats", "reward", "trainer-0")
 STEPS = 40
-APART = {
-    "after-opened": (20, 40),
-    "mid-draw": (120, 140),
-    "after-drawn": (200, 220),
-    "before-answered": (380, 400),
-    "after-answered": (560, 580),
-    "before-put": (8, 9),
-    "after-put": (14, 15),
-}
-"""An episode has three attempts, and loses one with its session: the agent service dies at most once in each step."""
 PAGE = {"type": "object", "properties": {"page": {"type": "integer"}}, "required": ["page"]}
 TOOLS = [{"type": "function", "function": {"name": "p", "description": "Opens a page.", "parameters": PAGE}}]
 
@@ -85,6 +75,6 @@ def calm(tmp_path_factory, spec):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("victim", VICTIMS)
 async def test_whoever_dies_at_all_points_changes_neither_weights_nor_episodes(stack_of, spec, calm, tmp_path, victim, seed):
-    holds = holds_of((victim,) * len(POINTS), seed, APART if victim == "agent" else EARLY)
+    holds = holds_of((victim,) * len(POINTS), seed)
     async with held_stack(stack_of, tmp_path / "holds", holds) as stack:
         assert await played_by_agent(stack, spec) == await calm.of(STEPS)

@@ -207,6 +207,24 @@ async def test_parallel_requests_wait_in_order_and_too_many_are_refused(game):
             assert [one.content for one in (await game.answering).conversation.messages] == [f"{n + 1}"]
 
 
+async def test_of_sixteen_requests_at_once_as_many_are_drawn_as_the_run_allows(game):
+    asked = []
+    for n in range(16):
+        asked.append(asyncio.create_task(game.agent.chat(f"{n}")))
+        await asyncio.sleep(0.03)
+    game.worker.session = (await game.opening).session
+    for n in range(2):
+        game.answering = asyncio.create_task(game.worker.step(f"to {n}"))
+        await asked[n]
+        await game.answering
+    game.answering = asyncio.create_task(game.worker.step("to 2", end="max_turns"))
+    answers = await asyncio.gather(*asked)
+    assert [one.status_code for one in answers] == [200] * 3 + [403] * 13
+    assert {one.json()["error"]["code"] for one in answers[3:]} == {"max_turns"}
+    await game.agent.end(reward=1)
+    assert (await game.answering).done
+
+
 async def test_the_last_turn_is_given_and_the_end_is_waited_for(game):
     await game.ask("a")
     waiting = asyncio.create_task(game.agent.chat("b"))

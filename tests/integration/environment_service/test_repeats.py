@@ -38,6 +38,15 @@ def test_one_of_a_hundred_is_repeated_and_all_attempts_of_it():
     assert all(is_repeated(Opening("run", f"train.0.{n}.0", 2, "{}", 0, "player")) for n in chosen)
 
 
+def test_nearly_every_run_has_a_repeated_episode_among_its_first_five_hundred():
+    missed = [
+        run
+        for run in range(300)
+        if not any(is_repeated(Opening(f"run {run}", f"train.0.{n // 8}.{n % 8}", 0, "{}", n)) for n in range(500))
+    ]
+    assert len(missed) <= 300 / 50, "0.99 to the power of 500 is 0.7 %"
+
+
 async def played(world, name):
     assert (await world.open(name)).status == OK
     assert (await world.step(0, "", ("look", {}))).status == OK

@@ -67,8 +67,8 @@ async def new_run(nats_url, object_url):
     async def stored(folder):
         return {"path": folder.name, "files": {path.name: await objects.put_blob(path.read_bytes()) for path in folder.iterdir()}}
 
-    async def run(model, scorer=None, teacher=None, **sections):
-        reward = {"model": await stored(scorer)} if scorer else {"service": "grpc://127.0.0.1:1"}
+    async def run(model, scorer=None, teacher=None, *, offload=False, **sections):
+        reward = {"model": await stored(scorer) | {"offload": offload}} if scorer else {"service": "grpc://127.0.0.1:1"}
         body = {"name": "test", "model": await stored(model), "data": {"train": "train.jsonl"}, "reward": reward, "schedule": {"steps": 1}}
         if teacher is not None:
             sections["teacher"] = teacher if isinstance(teacher, dict) else await stored(teacher)

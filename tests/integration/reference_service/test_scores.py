@@ -2,17 +2,26 @@
 
 import asyncio
 import copy
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from gradbus.aio.tasks import background
+from gradbus.bus import Buckets, Bus, BusSettings
+from gradbus.objects import ObjectStore
 from gradbus.v1.reference_service_pb2 import LogProbsRequest, ReferenceSequence
 from gradbus.v1.reference_service_pb2_grpc import ReferenceServiceStub
 from gradbus.v1.reward_pb2 import RewardStatus, ScoreRequest, ScoreSample
 from gradbus.v1.reward_service_pb2_grpc import RewardServiceStub
+from gradbus_reference.model import ModelCache
+from gradbus_reference.requests import decoded
+from gradbus_reference.settings import ReferenceSettings
 
+RUNS = ((True, "fp32"), (False, "bf16"))
+"""Whether the run's reward model leaves, and the dtype of its decoder: two models of one folder."""
 OK, ERROR = RewardStatus.REWARD_STATUS_OK, RewardStatus.REWARD_STATUS_ERROR
 
 
@@ -108,6 +117,49 @@ async def test_what_cannot_be_scored_is_an_error_with_advice(stub, run_id, new_r
     assert f"the spec of {without} names no reward model" in await reason(request(without, samples(0)))
     not_finite = await new_run(folder / "model", spoiled(folder / "scorer", tmp_path / "scorer", float("nan")))
     assert "score.weight holds values that are not finite" in await reason(request(not_finite, samples(0)))
+
+
+@pytest.fixture
+async def models(nats_url, object_url, tmp_path):
+    """A cache of models that believes to be on an accelerator, and its torch thread."""
+    bus, thread = await Bus.connect(BusSettings(nats_url), "test"), ThreadPoolExecutor(1)
+    settings = ReferenceSettings(offload_seconds=0.2, cache_dir=tmp_path / "cache")
+    cache = ModelCache(settings, await bus.bucket(Buckets.RUNS), ObjectStore.open(object_url), thread)
+    cache._has_accelerator = True
+    yield cache, thread
+    thread.shutdown()
+    await bus.close()
+
+
+async def test_a_reward_model_leaves_the_accelerator_while_it_is_idle_if_the_run_asked_for_it(models, new_run, folder, model, scorer):
+    cache, thread = models
+    runs = [await new_run(folder / "model", folder / "scorer", offload=offload, trainer={"dtype": dtype}) for offload, dtype in RUNS]
+    served = [(await cache.reward_of(run)).model for run in runs]
+    asked = decoded(samples(0))
+
+    async def scores(one):
+        return await asyncio.get_running_loop().run_in_executor(thread, one.scores, asked)
+
+    before = [await scores(one) for one in served]
+    async with background(cache.tend_idle(), "tend"):
+        while any(parameter.untyped_storage().nbytes() for parameter in served[0]._model.parameters()):  # noqa: ASYNC110 - the service looks at its models now and then
+            await asyncio.sleep(0.05)
+        assert all(parameter.untyped_storage().nbytes() for parameter in served[1]._model.parameters()), "nobody asked it to leave"
+        assert (await cache.reward_of(runs[0])).model is served[0], "it is loaded all the same"
+        np.testing.assert_array_equal([await scores(one) for one in served], before)
+
+
+async def test_the_run_that_used_a_reward_model_last_says_whether_it_leaves(models, new_run, folder, model, scorer):
+    cache, _ = models
+    leaving, staying = [await new_run(folder / "model", folder / "scorer", offload=offload) for offload in (True, False)]
+    served = (await cache.reward_of(leaving)).model
+    assert (await cache.reward_of(staying)).model is served
+    assert not cache._leaving
+    await cache.reward_of(leaving)
+    assert len(cache._leaving) == 1
+    await cache.drop_all()
+    await cache._offload_idle()
+    assert not cache._leaving
 
 
 async def test_a_version_of_a_run_that_trains_a_reward_model_scores_by_its_own_weights(stub, new_run, folder, model, scorer, stored_file):

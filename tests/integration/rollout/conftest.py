@@ -159,7 +159,15 @@ def play(episode_engine, fork_server, model_folder, run_id, row_file):
     """Samples groups 0 and 1 in a world; returns them and the worker's presence."""
 
     async def sampled(
-        world, kind=TaskKind.TASK_KIND_TRAIN, presence=None, reward=None, buffer=None, is_over=False, engine=None, **environment
+        world,
+        kind=TaskKind.TASK_KIND_TRAIN,
+        presence=None,
+        reward=None,
+        buffer=None,
+        is_over=False,
+        engine=None,
+        algorithm=None,
+        **environment,
     ):
         """With a `buffer` episodes are recorded there, if world and section want that. `is_over`: whether the run is when it is stopped.
 
@@ -170,6 +178,7 @@ def play(episode_engine, fork_server, model_folder, run_id, row_file):
         body |= {"environment": source | environment}
         body |= {"rollout": {"slots": 8, "group_size": 3, "max_new_tokens": NEW_TOKENS, "stop_token_ids": sorted(STOPS)}}
         body |= {"reward": reward} if reward else {}
+        body |= {"algorithm": algorithm} if algorithm else {}
         record = RunRecord(run_id=run_id, spec=RunSpec.model_validate(body), created_unix_ns=1)
         server = grpc.aio.server()
         add_EnvironmentServiceServicer_to_server(world, server)

@@ -132,6 +132,18 @@ async def test_each_turn_is_drawn_from_all_tokens_before_it(play, episode_engine
             assert drawn.completions[0].logprobs == sample.logprobs[4 * turn.start : 4 * turn.end]
 
 
+async def test_the_last_episode_of_a_group_is_greedy_if_it_is_the_baseline(play, episode_engine):
+    for group in await play(World(), algorithm={"name": "remax"}):
+        prompt = tuple(np.frombuffer(group.prompt_ids, "<i4").tolist())
+        likeliest = []
+        for sample in group.samples:
+            ids = tuple(np.frombuffer(sample.token_ids, "<i4").tolist())
+            asked = [PromptGroup("again", prompt + ids[: turn.start], (0,), greedy=1) for turn in sample.episode.turns]
+            drawn = [found.completions[0].token_ids for found in await episode_engine.generate(asked)]
+            likeliest.append(drawn == [ids[turn.start : turn.end] for turn in sample.episode.turns])
+        assert likeliest == [False, False, True]
+
+
 async def test_each_turn_begins_with_the_version_that_its_span_names_whenever_weights_change(play, episode_engine, model_folder, tmp_path):
     """New weights at every third turn, while others are drawn: nothing that an older version computed is used by the next turn."""
     weights = load_file(model_folder / "model.safetensors")

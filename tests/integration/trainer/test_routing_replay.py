@@ -85,7 +85,7 @@ def sampled(folder, lost=0):
     """A group of two; the second sample was interrupted after two tokens."""
     shape = RouteShape.of(read_model_config(folder))
     prompt, config = PromptGroup("0", PROMPT, (1, 2)), SGLangConfig(max_new_tokens=8, routes=shape)
-    first, second = (PartialSample(prompt, seed, config) for seed in prompt.seeds)
+    first, second = (PartialSample(prompt, n, config) for n in range(len(prompt.seeds)))
     whole = first.take(answer(RESPONSES[0], 0, len(PROMPT) + 2), {LABEL: 0})
     assert second.take(answer(RESPONSES[1][:2], len(PROMPT), len(PROMPT) + 1, finish="abort"), {LABEL: 0}) is None
     begin = second.request("r", LABEL)["routed_experts_start_len"]
@@ -150,7 +150,7 @@ def test_a_group_without_replay_is_as_before_and_routes_take_a_quarter_of_the_se
     assert routed - group.ByteSize() <= 0.26 * served + 14  # and the names and lengths of six fields
     prompt, config = PromptGroup("0", PROMPT, (1, 2)), SGLangConfig(max_new_tokens=8)
     done = tuple(
-        PartialSample(prompt, seed, config).take(answer(tokens, 0, len(PROMPT) + len(tokens) - 1), {LABEL: 0})
-        for seed, tokens in zip(prompt.seeds, RESPONSES, strict=True)
+        PartialSample(prompt, n, config).take(answer(tokens, 0, len(PROMPT) + len(tokens) - 1), {LABEL: 0})
+        for n, tokens in enumerate(RESPONSES)
     )
     assert group_message(Group(run_id="r", index=0), prompt, GroupCompletion("0", done), ["", ""]) == group

@@ -1,14 +1,14 @@
 """Properties that every preset has, by itself: a preset in the table is enough to be tested here."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gradbus.algorithms import ESTIMATORS, SHADOW, Algorithm
+from gradbus.algorithms import ESTIMATORS, MAX_REWARD, SHADOW, Algorithm
 from gradbus.spec import PRESETS, AlgorithmSpec
 from gradbus.spec.presets import CRITICS
 from gradbus.v1 import reward_pb2
@@ -44,7 +44,11 @@ def algorithm_of(name, **fields):
 
 
 def judge(algorithm, rewards, lengths=None):
-    return algorithm.compute_advantages(rewards, [False] * len(rewards), lengths or [1 + n % MOST_TOKENS for n in range(len(rewards))])
+    """The verdict on samples beside a greedy one as good as the best of them."""
+    valid = [sample.reward for sample in rewards if sample.status == OK and abs(sample.reward) <= MAX_REWARD]
+    greedy = max(valid, default=None) if algorithm.greedy_samples else None
+    lengths = lengths or [1 + n % MOST_TOKENS for n in range(len(rewards))]
+    return algorithm.compute_advantages(rewards, [False] * len(rewards), lengths, greedy=greedy)
 
 
 @pytest.fixture(params=PRESETS)
@@ -154,7 +158,11 @@ def test_a_groups_advantages_are_from_the_rewards_of_its_samples_in_their_order(
     if not algorithm.is_scored:
         assert algorithm.group_advantages(samples, {}).advantages == (0.0, 0.0, 0.0)
         return
-    expected = algorithm.compute_advantages([rewards["0"], rewards["1"], rewards["2"]], [True, False, False], [1, 2, 3])
+    if algorithm.greedy_samples:
+        drawn = algorithm.compute_advantages([rewards["0"], rewards["1"]], [True, False], [1, 2], greedy=4.0)
+        expected = replace(drawn, valid=(True, True, False), advantages=(*drawn.advantages, 0.0))
+    else:
+        expected = algorithm.compute_advantages([rewards["0"], rewards["1"], rewards["2"]], [True, False, False], [1, 2, 3])
     assert algorithm.group_advantages(samples, rewards | {"of another group": Scored(9.0)}) == expected
     with pytest.raises(KeyError):
         algorithm.group_advantages([*samples, Sample(sample_id="3")], rewards)

@@ -22,10 +22,10 @@ class Scored:
     status: int = REWARD_STATUS_OK
 
 
-def judged(rewards, lengths=None, components=None, most=20, **fields):
+def judged(rewards, lengths=None, components=None, greedy=None, **fields):
     samples = [Scored(reward, parts) for reward, parts in zip(rewards, components or [{}] * len(rewards), strict=True)]
-    algorithm = Algorithm(AlgorithmSpec(**fields), most)
-    return algorithm.compute_advantages(samples, [False] * len(samples), lengths or [1] * len(samples))
+    algorithm = Algorithm(AlgorithmSpec(**fields), 20)
+    return algorithm.compute_advantages(samples, [False] * len(samples), lengths or [1] * len(samples), greedy=greedy)
 
 
 def advantages(rewards, **fields):
@@ -75,6 +75,14 @@ def test_a_group_without_an_advantage_is_filtered_if_asked():
     assert judged([1.0, 1.0, 0.0], name="pass_k").reason == ""
 
 
+def test_a_greedy_sample_is_the_baseline_and_a_group_without_one_is_filtered():
+    assert advantages([1.0, 0.25], name="remax", greedy=0.5) == [0.5, -0.25]
+    assert advantages([0.7], name="remax", greedy=0.7) == [0.0]
+    assert judged([0.7, 0.7], name="remax", greedy=0.7, filter="zero_variance").reason == "all 2 valid rewards are equal"
+    assert judged([0.7, 0.7], name="remax", greedy=0.5, filter="zero_variance").reason == ""
+    assert judged([1.0], name="remax").reason == "the greedy sample has no reward, which is the baseline of the others"
+
+
 def test_one_sample_is_enough_without_a_baseline():
     alone = judged([0.7], name="reinforce_pp")
     assert (alone.advantages, alone.reason) == ((0.7,), "")
@@ -108,6 +116,17 @@ def test_leave_one_out_and_plain_rewards_are_unbiased_and_the_groups_mean_shrink
     assert expected_gradient(REWARDS, size, name="rloo") == pytest.approx(exact, rel=1e-12, abs=1e-14)
     assert expected_gradient(REWARDS, size, name="reinforce_pp") == pytest.approx(exact, rel=1e-12, abs=1e-14)
     assert expected_gradient(REWARDS, size, name="dr_grpo") == pytest.approx(exact * (size - 1) / size, rel=1e-12, abs=1e-14)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_greedy_baseline_is_unbiased_and_takes_variance_away(size):
+    """The greedy sample is a function of the policy, not of the samples, so that its reward times the mean score, 0, is added."""
+    greedy = float(REWARDS[LOGITS.argmax()])
+    found = expected_gradient(REWARDS, size, name="remax", greedy=greedy)
+    assert found == pytest.approx(policy_gradient(REWARDS), rel=1e-12, abs=1e-14)
+    p, slopes = probabilities(LOGITS), np.eye(3) - probabilities(LOGITS)
+    second = [sum(p[arm] * ((REWARDS[arm] - baseline) * slopes[arm]) ** 2 for arm in range(3)).sum() for baseline in (0.0, greedy)]
+    assert second[1] < second[0]
 
 
 def test_division_by_the_deviation_changes_the_direction():

@@ -21,7 +21,7 @@ from gradbus.v1 import reward_pb2
 from gradbus.v1.sample_pb2 import Sample, Span
 
 TAKES_KL = sorted(set(PRESETS) - {"maxrl", "gdpo", "opd"})
-BY_TOKEN = ("reinforce_pp", *CRITICS)
+BY_TOKEN = ("reinforce_pp", "remax", *CRITICS)
 nats = st.floats(-8, 0, width=32)
 groups = st.lists(
     st.tuples(st.floats(-5, 5), st.lists(st.tuples(nats, nats, st.booleans()), min_size=1, max_size=6)), min_size=2, max_size=5
@@ -84,6 +84,17 @@ def test_reinforce_equals_a_double_sum_over_tokens(rows, beta):
             assert advantage == pytest.approx(reward - beta * later, rel=1e-6, abs=1e-5)
 
 
+@given(groups, st.floats(0.01, 3))
+def test_remax_subtracts_the_reward_of_the_greedy_sample_and_no_kl_of_it(rows, beta):
+    samples, rewards, references = drawn(rows)
+    judged, found = trained(algorithm_of("remax", beta), samples, rewards, references)
+    assert judged.valid == (True,) * (len(rows) - 1) + (False,)
+    for tokens, (reward, row) in zip(found[:-1], rows, strict=False):
+        for t, advantage in enumerate(tokens):
+            later = sum(mu - ref for mu, ref, flag in row[t:] if flag)
+            assert advantage == pytest.approx(reward - rewards[-1] - beta * later, rel=1e-6, abs=1e-5)
+
+
 @pytest.mark.parametrize(("name", "size"), [("reinforce_pp", 1), ("rloo", 2), ("rloo", 3)])
 def test_the_expected_gradient_is_that_of_the_kl(name, size):
     """By enumeration of all groups of answers of one token, by the logit of a policy (.7, .3) with a reference (.5, .5)."""
@@ -114,7 +125,8 @@ def test_the_verdict_is_the_one_that_is_made_before_the_reference_answers(name, 
     algorithm = algorithm_of(name)
     judged, _ = trained(algorithm, samples, rewards, references)
     early = algorithm.group_advantages(samples, {str(n): Scored(reward) for n, reward in enumerate(rewards)})
-    assert (judged.filtered, judged.valid) == (early.filtered, early.valid) == (False, (True,) * len(rows))
+    counts = len(rows) - algorithm.greedy_samples
+    assert (judged.filtered, judged.valid) == (early.filtered, early.valid) == (False, (True,) * counts + (False,) * (len(rows) - counts))
 
 
 @pytest.mark.parametrize("name", sorted(set(TAKES_KL) - set(BY_TOKEN)))

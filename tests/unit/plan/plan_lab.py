@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from gradbus.formats.model_config import read_model_config
+from gradbus.plan import ModelSize
 from gradbus.spec import RunSpec
 
 MODELS = Path(__file__).parents[3] / "recipes/models"
@@ -20,6 +21,10 @@ SIZES = stated("qwen2.5-0.5b")
 def model_config(folder, **fields):
     (folder / "config.json").write_text(json.dumps(SIZES | fields))
     return read_model_config(folder)
+
+
+def model_size(folder, **fields):
+    return ModelSize.of(model_config(folder, **fields))
 
 
 def run_spec(**sections):

@@ -55,5 +55,5 @@ def test_a_layer_keeps_what_the_plan_says(tmp_path, fields):
     few, many = (model_config(tmp_path, **SMALL | fields | {"num_hidden_layers": layers}) for layers in (2, 6))
     sizes = ModelSize.of(many)
     found = (kept(many) - kept(few)) / 4
-    planned = (sizes.kept / sizes.layers) * TOKENS + sizes.joined / sizes.layers
+    planned = (sizes.kept_by_all / sizes.layers) * TOKENS + sizes.joined / sizes.layers
     assert planned == pytest.approx(found, rel=0.1)

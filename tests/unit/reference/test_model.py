@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 import torch
 from family_lab import VOCABULARY, logprobs_of, save
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+)
 from transformers_lab import make_transformers_model
 
 from gradbus_kernels.models.causal_lm import load_causal_lm, packed_logprobs
@@ -70,13 +76,38 @@ def test_a_reference_in_bfloat16_has_the_bits_of_the_trainers_forward(folder, se
     np.testing.assert_array_equal(found, expected.numpy())
 
 
-@pytest.mark.parametrize("budget", [1, 12, 8192])
-def test_scores_equal_transformers_whatever_the_budget(sequences, budget, tmp_path):
+@pytest.fixture
+def scorer_folder(tmp_path):
     torch.manual_seed(0)
     sizes = {"vocab_size": 17, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-    model = LlamaForSequenceClassification(LlamaConfig(**sizes, initializer_range=0.3, num_labels=1))
-    scores = ScoringModel(save(model, tmp_path), budget).scores(sequences)
+    return save(LlamaForSequenceClassification(LlamaConfig(**sizes, initializer_range=0.3, num_labels=1)), tmp_path)
+
+
+@pytest.mark.parametrize("budget", [1, 12, 8192])
+def test_scores_equal_transformers_whatever_the_budget(scorer_folder, sequences, budget):
+    model = AutoModelForSequenceClassification.from_pretrained(scorer_folder)
+    scores = ScoringModel(scorer_folder, budget).scores(sequences)
     with torch.no_grad():
         expected = [model(torch.tensor([*sequence.prompt_ids, *sequence.token_ids])[None]).logits[0].numpy() for sequence in sequences]
     assert [score.shape for score in scores] == [(1,)] * len(sequences)
     np.testing.assert_allclose(scores, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_reward_model_that_left_the_device_scores_with_the_same_bits(scorer_folder, sequences, dtype):
+    scorer = ScoringModel(scorer_folder, dtype=dtype)
+    held = [*scorer._model.parameters(), *scorer._model.buffers()]
+    before, bits = scorer.scores(sequences), [tensor.clone() for tensor in held]
+    assert scorer.leave_device(0.0)
+    assert {tensor.untyped_storage().nbytes() for tensor in held} == {0}
+    assert not scorer.leave_device(0.0), "it is away already"
+    np.testing.assert_array_equal(scorer.scores(sequences), before)
+    assert all(torch.equal(tensor, copy) for tensor, copy in zip(held, bits, strict=True))
+    assert scorer.leave_device(0.0), "and it can leave again"
+
+
+def test_a_reward_model_that_scored_a_moment_ago_stays(scorer_folder, sequences):
+    scorer = ScoringModel(scorer_folder)
+    scorer.scores(sequences)
+    assert not scorer.leave_device(3600.0)
+    assert all(parameter.untyped_storage().nbytes() for parameter in scorer._model.parameters())

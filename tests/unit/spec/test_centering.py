@@ -56,7 +56,6 @@ def test_a_weight_of_single_tokens_can_be_centred(algorithm):
         (body(algorithm={"kl": 0.1, "kl_estimator": "unbiased"}), "weighs its own score with the ratio"),
         (body(schedule={"mode": "free"}), 'another schedule.mode than "free"'),
         (body(weights={"transport": "delta"}), "needs its whole files"),
-        (body(trainer={"backend": "deepspeed"}), "sends its ranks no rows"),
         (body() | {"numerics": "batch_invariant"}, "by other operators"),
         (body(rollout={"engine": "sglang", "routing_replay": True}), "computed with other experts"),
         (body(rollout={"max_new_tokens": 65_537, "group_size": 1}), "the product max_new_tokens · centering is too large"),

@@ -181,6 +181,36 @@ def test_trainer_and_engine_may_be_on_one_device():
     parse_spec(body(rollout={"placement": "timed"}, algorithm={"kl": 0.1}, trainer={"lora": {}}, **fixed))
 
 
+@pytest.mark.parametrize(
+    ("changes", "path", "message", "allowed"),
+    [
+        ({"kind": "ppo"}, "kind", "is an algorithm, of runs that sample", 'no `kind`, with algorithm.name = "ppo"'),
+        ({"algorithm": {"name": "dpo"}}, "algorithm.name", "is a kind of run, on given responses", 'no [algorithm], with kind = "dpo"'),
+        ({"algorithm": "ppo"}, "algorithm", "has fields of its own", "a table with some of advantage, aggregate"),
+        (
+            {"trainer": {"critic": [1]}, "algorithm": {"name": "ppo"}},
+            "trainer.critic",
+            "has fields of its own",
+            "a table with some of freeze",
+        ),
+        (
+            {"algorithm": {"clip": [0.1, 0.2, 0.3]}},
+            "algorithm.clip",
+            "The list should have at most 2 items, not 3",
+            "Lower and upper bound",
+        ),
+        ({"algorithm": {"clip": 0.2}}, "algorithm.clip", "Input should be a list", "Lower and upper bound of the trust region"),
+        ({"algorithm": {"normalize_std": 7}}, "algorithm.normalize_std", "Input should be a valid boolean", "true or false"),
+    ],
+    ids=str,
+)
+def test_what_a_field_takes_is_said_in_the_words_of_the_spec(changes, path, message, allowed):
+    found = faults(body(**changes))[path]
+    assert found.message.startswith(message)
+    assert found.allowed.startswith(allowed)
+    assert not found.nearest
+
+
 @pytest.mark.parametrize("number", [float("inf"), float("nan")])
 def test_numbers_are_finite_for_json_knows_no_others(number):
     assert "trainer.learning_rate" in faults(body(trainer={"learning_rate": number}))
@@ -290,13 +320,11 @@ def test_routes_are_replayed_only_where_they_are_those_of_the_log_probabilities(
     assert faults(body(rollout={"engine": "sglang", "routing_replay": True})).keys() == {"rollout.pause"}  # its default
     refused = [
         {"rollout": {"routing_replay": True}},
-        {"rollout": fits, "trainer": {"backend": "deepspeed"}},
         {"rollout": fits, "numerics": "batch_invariant"},
     ]
     found = [faults(body(**sections))["rollout.routing_replay"] for sections in refused]
     assert [fault.allowed for fault in found] == [
         'false, or rollout.engine = "sglang"',
-        'false, or trainer.backend = "torch"',
         'false, or numerics = "fast"',
     ]
 

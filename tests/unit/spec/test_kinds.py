@@ -106,7 +106,8 @@ def test_what_a_run_on_given_responses_does_not_read_is_refused(kind, changes, p
         ("simpo", {"preference": {"label_smoothing": 0.1}}, "preference.label_smoothing"),
         ("dpo", {"preference": {"label_smoothing": 0.5}}, "preference.label_smoothing"),
         ("dpo", {"preference": {"beta": 0.0}}, "preference.beta"),
-        ("reward_model", {"trainer": {"backend": "deepspeed"}}, "trainer.backend"),
+        ("reward_model", {"trainer": {"backend": "deepspeed", "lora": {}}}, "trainer.lora"),
+        ("reward_model", {"trainer": {"backend": "deepspeed", "dtype": "bf16", "deepspeed": {"zero_stage": 2}}}, "trainer.dtype"),
         ("sft", {"data": {"train": "t", "messages": "m", "completion": "c"}}, "data.completion"),
         ("dpo", {"data": {"train": "t", "messages": "m"}}, "data.messages"),
         ("sft", {"data": {"train": "t", "label": "good"}}, "data.label"),
@@ -130,8 +131,14 @@ def test_a_wrong_field_elsewhere_brings_no_false_fault_of_the_algorithm():
     assert faults("dpo", name="No Name") == ["name"]
 
 
-def test_deepspeed_trains_every_kind_but_reward_models_and_weights_may_be_rounded():
-    for kind in ("sft", "dpo", "ipo", "simpo", "orpo", "kto"):
+@pytest.mark.parametrize("trainer", [{"critic": {}}, {"inner": {"epochs": 2}}, {"inner": {"stop_kl": 0.1}}], ids=str)
+@pytest.mark.parametrize("kind", ["sft", "reward_model"])
+def test_nothing_is_said_of_an_algorithm_that_nobody_chose(kind, trainer):
+    assert faults(kind, trainer=trainer) == [f"trainer.{next(iter(trainer))}"]
+
+
+def test_deepspeed_trains_every_kind_and_weights_may_be_rounded():
+    for kind in ("sft", "dpo", "ipo", "simpo", "orpo", "kto", "reward_model"):
         assert parse_spec(body(kind, trainer={"backend": "deepspeed"})).trainer.backend == "deepspeed"
     assert parse_spec(body("sft", weights={"dtype": "bf16"})).version_dtype == "bf16"
 

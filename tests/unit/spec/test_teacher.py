@@ -123,7 +123,6 @@ REFUSED |= {
         "is the KL alone",
     ),
     "best samples without rewards": (distilled(teacher=TEACHER, algorithm={"name": "opd", "nll": 0.1}), "algorithm.nll", "no reward"),
-    "rows with DeepSpeed": (distilled(teacher=TOP, algorithm=ROWS, trainer={"backend": "deepspeed"}), "trainer.backend", '"torch"'),
     "rows of equal numerics": (distilled(teacher=TOP, algorithm=ROWS, numerics="batch_invariant"), "numerics", "other operators"),
     "no rows": (distilled(teacher=TEACHER | {"top_k": 0}, algorithm=ROWS), "teacher.top_k", "greater than or equal to 1"),
     "too many rows": (

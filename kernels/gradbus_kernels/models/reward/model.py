@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -30,13 +30,14 @@ class RewardModel(nn.Module):
         self.model = Decoder(config).to(dtype)
         self.score = nn.Linear(config.hidden_size, 1, bias=False, dtype=torch.float32)
 
-    def forward(self, sequences: Sequence[TokenSequence]) -> Tensor:
+    def forward(self, sequences: Sequence[TokenSequence], device: torch.device | None = None) -> Tensor:
         """The scores of `sequences` (at least one): float32 `[B]`, each of the last token of prompt and response.
 
-        One forward pass; sequences are packed without padding. NaN in the weights comes out as NaN.
+        One forward pass; sequences are packed without padding. It runs on `device`, unless given that of the weights. NaN in the weights
+        comes out as NaN.
         """
         longer = [_Continued(sequence.prompt_ids, np.append(sequence.token_ids, 0)) for sequence in sequences]
-        batch = pack(longer, self.score.weight.device)
+        batch = pack(longer, device or self.score.weight.device)
         hidden: Tensor = self.model(batch)
         ends = [end - 1 for end in accumulate(len(sequence.token_ids) for sequence in longer)]
         scores: Tensor = self.score(hidden.index_select(0, batch.selected[ends]).float())
@@ -59,23 +60,34 @@ def load_reward_model(folder: Path, dtype: torch.dtype = torch.float32, device: 
     """
     torch.empty(0, device=device)  # a device that is not here is no fault of the model
     with loading():
+        model = empty_reward_model(folder, dtype).to_empty(device=device)
+        _fill(model, folder)
+        return correct_routers(model, folder, torch.device(device))
+
+
+def empty_reward_model(folder: Path, dtype: torch.dtype = torch.float32) -> RewardModel:
+    """The reward model without its weights, on the device `meta`. Raises ModelError for what configuration and headers show."""
+    with loading():
         config = read_reward_config(folder)
         check_reward_weights(folder, config)
         with torch.device("meta"):
-            model = RewardModel(config, dtype)
-        model = model.to_empty(device=device)
-        _fill(model, folder)
-        correct_routers(model, folder, torch.device(device))
-        return model
+            return RewardModel(config, dtype)
+
+
+def checked_reward_tensors(model: RewardModel, folder: Path) -> Iterator[tuple[str, Tensor]]:
+    """The stored weights of the model, each with its name, one at a time. Raises ModelError for weights that are not the model's."""
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    seen: set[str] = set()
+    for name, tensor in stored_tensors(folder):
+        if name in shapes:
+            check_stored(name, tensor, shapes[name])
+            yield name, tensor
+            seen.add(name)
+    check_complete(shapes.keys() - seen)
 
 
 @torch.no_grad()
 def _fill(model: RewardModel, folder: Path) -> None:
     parameters = dict(model.named_parameters())
-    missing = set(parameters)
-    for name, tensor in stored_tensors(folder):
-        if name in parameters:
-            check_stored(name, tensor, parameters[name].shape)
-            parameters[name].copy_(tensor)
-            missing.discard(name)
-    check_complete(missing)
+    for name, tensor in checked_reward_tensors(model, folder):
+        parameters[name].copy_(tensor)

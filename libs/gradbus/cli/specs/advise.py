@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _STEPS: Final = 50
 """Newest steps that are averaged."""
 _FEWEST: Final = 5
+_EVENTS: Final = 300
+"""Newest events that are read: the steps, and what else happens between them."""
 _SAMPLES: Final = 1000
 """A page of samples."""
 _LIMITS: Final[dict[Bottleneck, str]] = {
@@ -58,8 +60,10 @@ def observe(client: Client, run: RunResource) -> tuple[Loop, Pace]:
 
 def _newest_steps(client: Client, run_id: str) -> list[EventResource]:
     """Events of the newest steps that one trainer made without a pause between them."""
+    from gradbus.client.newest_events import newest_events
+
     steps: list[EventResource] = []
-    for event in client.events(run_id):
+    for event in newest_events(lambda after: client.events_page(run_id, after, limit=2 * _EVENTS), _EVENTS):
         if event.type == "metrics":
             steps = [*steps[-_STEPS:], event]
         elif event.type in {"state", "learner"}:

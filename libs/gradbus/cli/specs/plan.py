@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gradbus.cli.options import taking
 from gradbus.cli.output import AsJson, print_json, printable
-from gradbus.errors import ModelError, SettingsError, SpecError
+from gradbus.errors import SettingsError, SpecError
 
 if TYPE_CHECKING:
-    from gradbus.formats.model_config import ModelConfig
-    from gradbus.plan import Plan
+    from gradbus.plan import Card, ModelSize, Plan
     from gradbus.plan.memory import Tenant
     from gradbus.plan.plan import Division
     from gradbus.spec import RunSpec
@@ -30,6 +29,7 @@ class PlanOptions:
 
     spec: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="Run spec.")]
     gpu: Annotated[str, typer.Option("--gpu", metavar="NAME", help="Card, such as h100, h200, a100, l40s, rtx4090.")] = "h100"
+    cpu: Annotated[bool, typer.Option("--cpu", help="This machine's CPU in place of a card, measured in about two seconds.")] = False
     gpus: Annotated[int, typer.Option("--gpus", min=1, max=_MAX_CARDS, help="Number of cards.")] = 1
     prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Mean prompt; default: 256.")] = None
     response_tokens: Annotated[int | None, typer.Option(min=1, help="Mean response; default: half of the longest.")] = None
@@ -44,50 +44,52 @@ def plan(options: PlanOptions) -> None:
     from gradbus.client import load_spec
     from gradbus.client.upload import inline_sources
     from gradbus.plan import Workload, card_of, make_plan
+    from gradbus.plan.document import plan_document
+    from gradbus.plan.this_cpu import this_cpu
     from gradbus.spec import parse_spec
 
     body = load_spec(options.spec, options.changes or ())
     if faults := inline_sources(body, options.spec.parent):
         raise SpecError(faults)
     spec = parse_spec(body)
-    config = _config(options, spec)
+    if options.cpu and options.gpus > 1:
+        raise SettingsError("--cpu is one machine; leave --gpus out")
+    size = _size(options, spec)
     workload = Workload.of(spec, options.prompt_tokens, options.response_tokens)
-    found = make_plan(spec, config, workload, card_of(options.gpu), options.gpus)
+    found = make_plan(spec, size, workload, this_cpu(size.hidden) if options.cpu else card_of(options.gpu), options.gpus)
     if options.as_json:
-        print_json(_document(found))
+        print_json(plan_document(found))
         return
     for line in _lines(found):
         typer.echo(printable(line))
 
 
-def _config(options: PlanOptions, spec: RunSpec) -> ModelConfig:
-    """Of the folder that is named, or of the spec's path beside its file. Raises SettingsError or ModelError."""
-    from gradbus.formats.hf_model import CONFIG, transformers_family
-    from gradbus.formats.model_config import read_model_config
+def _size(options: PlanOptions, spec: RunSpec) -> ModelSize:
+    """Of the model in the folder that is named, or of the spec's path beside its file. Raises SettingsError or ModelError."""
+    from gradbus.formats.hf_model import CONFIG
+    from gradbus.plan import read_size
 
     if options.model is None and spec.model.path is None:
         raise SettingsError("the model comes from another run; name a folder with its config.json by --model DIR")
     folder = options.model or options.spec.parent / str(spec.model.path)
     if not (folder / CONFIG).is_file():
         raise SettingsError(f"{folder} has no {CONFIG}; download that file of the model, and name its folder by --model DIR")
-    if (family := transformers_family(folder)) is not None:
-        raise ModelError(f"{family.architecture} is computed by transformers, for which there are no plans; try one step of the run")
-    return read_model_config(folder)
+    return read_size(folder)
 
 
 def _lines(plan: Plan) -> Iterator[str]:
     bill, workload, card = plan.bill, plan.bill.workload, plan.card
     size, trained = bill.size, "" if bill.trained == bill.size.parameters else f", {_count(bill.trained)} of them trained"
-    yield f"model    {bill.config.family.architecture}, {_count(size.parameters)} parameters{trained}"
+    yield f"model    {size.architecture}, {_count(size.parameters)} parameters{trained}"
     shape = f"{bill.spec.schedule.groups_per_step} x {bill.group_size} samples a step, {workload.prompt} + {workload.response} tokens each"
     yield f"work     {shape} (means), micro-batches of {bill.packed:,} packed tokens"
-    yield f"card     {card.name}: {_gib(card.memory)}, {card.flops / 1e12:.0f} TFLOP/s, {card.bandwidth / 1e12:.2f} TB/s"
+    yield _card(card)
     for tenant in (bill.trainer, bill.engine, bill.reference):
         if tenant is not None:
             yield ""
             yield from _tenant_lines(tenant)
     yield ""
-    yield f"{plan.cards} x {card.name}"
+    yield f"{plan.cards} x {card.name}" if not card.cores else "this machine"
     if not plan.divisions:
         yield "   too few cards: trainer and engine have one each"
     shown = {division.placement: division for division in reversed(plan.divisions)}
@@ -96,6 +98,13 @@ def _lines(plan: Plan) -> Iterator[str]:
         yield ""
         yield "with another setting"
         yield from (f"   {change.setting:<40} {_gib(change.tenant.bytes):>10}  {change.tenant.name}" for change in plan.changes)
+
+
+def _card(card: Card) -> str:
+    if not card.cores:
+        return f"card     {card.name}: {_gib(card.memory)}, {card.flops / 1e12:.0f} TFLOP/s, {card.bandwidth / 1e12:.2f} TB/s"
+    products = " and ".join(f"{speed / 1e9:.0f} in {dtype}" for dtype, speed in card.speeds.products.items())
+    return f"card     {card.name}: {_gib(card.memory)}, {card.cores} cores with {products} GFLOP/s, {card.bandwidth / 1e9:.1f} GB/s"
 
 
 def _tenant_lines(tenant: Tenant) -> Iterator[str]:
@@ -113,40 +122,12 @@ def _division(division: Division) -> str:
     if not division.fits:
         lacking = max(room.needed - room.available for room in division.rooms)
         return f"{where}: does not fit, {_gib(lacking)} too much"
-    return f"{where}: {_seconds(times.step)} a step ({shown}); more cards would help {times.bottleneck}"
-
-
-def _document(plan: Plan) -> dict[str, Any]:
-    """The same as JSON; memory in bytes, times in seconds."""
-    bill = plan.bill
-    tenants = (tenant for tenant in (bill.trainer, bill.engine, bill.reference) if tenant is not None)
-    return {
-        "object": "plan",
-        "card": {"name": plan.card.name, "memory": plan.card.memory, "count": plan.cards},
-        "model": {"architecture": bill.config.family.architecture, "parameters": bill.size.parameters, "trained": bill.trained},
-        "workload": {"prompt_tokens": bill.workload.prompt, "response_tokens": bill.workload.response, "packed_tokens": bill.packed},
-        "tenants": [{"name": tenant.name, "bytes": tenant.bytes, "parts": [part._asdict() for part in tenant.parts]} for tenant in tenants],
-        "divisions": [
-            {
-                "placement": division.placement,
-                "trainers": division.trainers,
-                "rollouts": division.rollouts,
-                "fits": division.fits,
-                "rooms": [
-                    {"tenants": [one.name for one in room.tenants], "needed": room.needed, "available": room.available}
-                    for room in division.rooms
-                ],
-                "seconds": {name: getattr(division.times, name) for name in ("step", "generate", "train", "export", "load", "switch")},
-                "bottleneck": division.times.bottleneck,
-            }
-            for division in plan.divisions
-        ],
-        "changes": [{"setting": change.setting, "tenant": change.tenant.name, "bytes": change.tenant.bytes} for change in plan.changes],
-    }
+    limit = "" if division.placement == "together" else f"; more cards would help {times.bottleneck}"
+    return f"{where}: {_seconds(times.step)} a step ({shown}){limit}"
 
 
 def _gib(size: int) -> str:
-    return f"{size / _GIB:.1f} GiB"
+    return f"{size / _GIB:.1f} GiB" if size >= _GIB / 10 else f"{size / (1 << 20):.1f} MiB"
 
 
 def _seconds(seconds: float) -> str:

@@ -19,6 +19,12 @@ ShadowName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")]
 class RewardModelSpec(ModelSpec):
     """A reward model, with the policy's tokenizer: Hugging Face's sequence classification with one label, read at the last token."""
 
+    offload: bool = Field(
+        False,
+        description="Whether its weights wait in host memory while nobody asks for a score, and leave the accelerator to others; on a CPU "
+        "it changes nothing.",
+    )
+
 
 class ScorerSpec(Section):
     """A grader, which runs in Gradbus, or a service."""

@@ -7,7 +7,6 @@ failed cannot be used again: the episode begins anew.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -42,6 +41,14 @@ class _RefusedActionError(UserCodeError):
 
 class _FaultError(UserCodeError):
     """The environment's code raised."""
+
+
+class _FullError(UserCodeError):
+    """The server has as many sessions as it may, and began none."""
+
+
+_KINDS: Final = {"VALIDATION_ERROR": _RefusedActionError, "EXECUTION_ERROR": _FaultError, "CAPACITY_REACHED": _FullError}
+"""Errors by their code; any other is the connection's."""
 
 
 class OpenEnvWorld:
@@ -84,6 +91,9 @@ class OpenEnvWorld:
                 observed = (await self._ask(socket, "reset", reset)).get("observation")
             messages = [] if is_mcp or not observed else [{"role": "user", "content": cut(canonical(observed), MAX_TEXT)}]
             return Answer(messages=opening_messages(messages))
+        except _FullError as error:
+            self._drop(session)
+            return Answer.away(f"{self._name}: {error}; it is waited for, or let it have more sessions (max_concurrent_envs)")
         except (UserCodeError, AnswerError, TimeoutError) as error:
             return self._failed(session, error, "reset", seconds)
 
@@ -108,8 +118,7 @@ class OpenEnvWorld:
         """Closes the session's connection."""
         socket = self._sockets.pop(session.id, None)
         if socket is not None:
-            with contextlib.suppress(UserCodeError):
-                await socket.send('{"type": "close"}')
+            await socket.send('{"type": "close"}')
             await socket.close()
 
     async def end(self) -> None:
@@ -186,19 +195,21 @@ class OpenEnvWorld:
                 return observed
             case {"type": "error", "data": {"message": str(message), "code": str(code), **others}}:
                 text = f"{code}: {message}{_places(others.get('errors'))}"[:400]
-                kinds = {"VALIDATION_ERROR": _RefusedActionError, "EXECUTION_ERROR": _FaultError}
-                raise kinds.get(code, UserCodeError)(text)
+                raise _KINDS.get(code, UserCodeError)(text)
         raise AnswerError("its message is neither an observation nor an error of OpenEnv")
 
     def _failed(self, session: Session, error: Exception, asked: str, seconds: float) -> Answer:
         """The answer to a failure. The connection cannot be used again: whether the world went on is unknown."""
-        socket = self._sockets.pop(session.id, None)
-        if socket is not None:
-            socket.abort()
+        self._drop(session)
         if isinstance(error, TimeoutError):
             return Answer.error(f"{self._name} did not answer within {seconds:.1f} s; make it faster")
         reason = f"{self._name}: {error}"
         return self._faults.answer(session, asked, reason) if isinstance(error, _FaultError) else Answer.error(reason)
+
+    def _drop(self, session: Session) -> None:
+        socket = self._sockets.pop(session.id, None)
+        if socket is not None:
+            socket.abort()
 
 
 def _text(observed: Any) -> str:

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from gradbus.datasets.jsonl import parsed_row
 from gradbus.datasets.rows import given_row
@@ -25,6 +25,7 @@ from gradbus.tokenizer.launcher import ForkServer
 from gradbus.tokenizer.tokenizer import Deadlines, NumberedPrompt, Tokenizer, limits_of
 from gradbus_gateway.http.problems import ProblemError
 from gradbus_gateway.intake.check_turns import RETRY_SECONDS, CheckTurns
+from gradbus_gateway.intake.spelling import Spelling, spelling_of
 
 _ROWS: Final = 200
 _ROWS_AT_ONCE: Final = 20
@@ -32,13 +33,23 @@ _ROWS_SECONDS: Final = 10.0
 _DEADLINES: Final = Deadlines(load=10, call=5)
 _CHECKS: Final = 1
 """Checks at a time: a tokenizer's process may take as much memory as all the rest of the gateway."""
+_COMPARISONS: Final = 8
+"""Comparisons with teachers' servers at a time. They wait for a server, need no process and hold no check."""
 _CACHED: Final = 1024
 
 _Key = tuple[frozenset[tuple[str, str]], frozenset[tuple[str, str]], tuple[tuple[str, str], ...], RowColumns, PromptLimits, str]
 """Files of the model and of a teacher with another tokenizer, datasets, columns of prompt and responses, limits, policy of thinking."""
-CompareServer = Callable[[Tokenizer, str], Awaitable[Fault | None]]
+CompareServer = Callable[[Spelling, str], Awaitable[Fault | None]]
 """Whether the server at a URL has another tokenizer."""
 _TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer_config.json")
+
+
+class Checked(NamedTuple):
+    """What the check of a submission found."""
+
+    fault: Fault | None
+    spelling: Spelling | None = None
+    """The policy's tokens, if a teacher's server is to have the same."""
 
 
 class PromptCheck:
@@ -49,6 +60,7 @@ class PromptCheck:
         self._compare = compare
         self._tokenizers = tokenizers
         self._turns = CheckTurns(_CHECKS)
+        self._comparisons = CheckTurns(_COMPARISONS)
         self._passed = LruCache[_Key, bool](_CACHED)
 
     async def fault(self, spec: RunSpec, caller: str) -> Fault | None:
@@ -63,29 +75,38 @@ class PromptCheck:
         async with self._turns.turn(caller):
             if self._has_passed(key, spec):
                 return None  # an equal submission had its turn before
-            fault = await self._checked(spec, limits)
-            if fault is None:
+            checked = await self._checked(spec, limits)
+            if checked.fault is None:
                 self._passed.put(key, True)
-        return fault
+        return checked.fault or await self._server_fault(spec, checked.spelling, caller)
 
     def _has_passed(self, key: _Key, spec: RunSpec) -> bool:
         """A teacher's server is asked each time: it may have been started anew with another tokenizer."""
         return bool(self._passed.get(key)) and (spec.teacher is None or spec.teacher.url is None)
 
-    async def _checked(self, spec: RunSpec, limits: PromptLimits) -> Fault | None:
+    async def _server_fault(self, spec: RunSpec, spelling: Spelling | None, caller: str) -> Fault | None:
+        """Whether the teacher's server has another tokenizer. The tokenizer's process has ended, and others are checked meanwhile."""
+        if spelling is None or spec.teacher is None or spec.teacher.url is None:
+            return None
+        async with self._comparisons.turn(caller):
+            return await self._compare(spelling, spec.teacher.url)
+
+    async def _checked(self, spec: RunSpec, limits: PromptLimits) -> Checked:
         with tempfile.TemporaryDirectory(prefix="gradbus-tokenizer-") as name:
             await self._write_folder(Path(name), spec.model.files or {})
             try:
                 tokenizer = await Tokenizer.open(self._tokenizers, Path(name), limits, _DEADLINES)
                 try:
                     fault = await _thinking_fault(tokenizer, spec) or await self._rows_fault(tokenizer, spec)
-                    return fault or await self._teacher_fault(tokenizer, spec)
+                    fault = fault or await self._teacher_fault(tokenizer, spec)
+                    is_compared = fault is None and spec.teacher is not None and spec.teacher.url is not None
+                    return Checked(fault, await spelling_of(tokenizer) if is_compared else None)
                 finally:
                     await tokenizer.close()
             except ModelFileError as error:
-                return Fault(f"model.files.{error.file}", error.text, spec.model.source)
+                return Checked(Fault(f"model.files.{error.file}", error.text, spec.model.source))
             except ModelError as error:
-                return Fault("model", str(error), spec.model.source)
+                return Checked(Fault("model", str(error), spec.model.source))
             except TokenizerProcessError as error:
                 detail = f"the prompts cannot be checked ({error}); send the run again later"
                 raise ProblemError(503, "busy", detail, retry_after=RETRY_SECONDS) from error
@@ -101,8 +122,6 @@ class PromptCheck:
 
     async def _teacher_fault(self, tokenizer: Tokenizer, spec: RunSpec) -> Fault | None:
         """Whether a teacher's tokens have other ids than the policy's, which it is to judge."""
-        if spec.teacher is not None and spec.teacher.url is not None:
-            return await self._compare(tokenizer, spec.teacher.url)
         if not (files := _other_tokenizer(spec)):
             return None
         with tempfile.TemporaryDirectory(prefix="gradbus-tokenizer-") as name:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import time
 import tomllib
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -43,6 +44,7 @@ SPEC_BODY: dict[str, Any] = {"requestBody": {"required": True, "content": _CONTE
 _BODIES_AT_A_TIME: Final = 1
 """A long TOML document takes half a second of the interpreter, which all requests share."""
 _CAUSE_CHARACTERS: Final = 200
+_NAME_CHARACTERS: Final = 80
 _MAX_TOML_BYTES: Final = 256 << 10
 _MAX_TOML_WORK: Final = 4_000_000
 """`tomllib` takes the square of a key's parts, and for each line the parts of its table's name: without a bound, minutes."""
@@ -162,7 +164,16 @@ def _with_body(record: IdempotencyRecord, body: str) -> IdempotencyRecord:
 
 def _parse_json(data: bytes) -> object:
     with collection_paused():
-        return json.loads(data)
+        return json.loads(data, object_pairs_hook=_object)
+
+
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Raises ValueError for a name that stands twice, as TOML's parser does: only one of the values would be read."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        name, _ = Counter(name for name, _ in pairs).most_common(1)[0]
+        raise ValueError(f"an object has the name {name[:_NAME_CHARACTERS]!r} twice; leave one of the values out")
+    return found
 
 
 def _parse_toml(data: bytes) -> object:

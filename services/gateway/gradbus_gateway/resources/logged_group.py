@@ -10,7 +10,7 @@ from gradbus.algorithms import algorithm_of
 from gradbus.experience.stream_ids import StreamId
 from gradbus.formats.tokens import token_count, unpack_ids, unpack_logprobs
 from gradbus.resources.samples import SampleResource, SampleTokens, SequenceTokens, SpanResource
-from gradbus.spec import PAIR_KINDS, Kind, RunSpec
+from gradbus.spec import PAIR_KINDS, RunSpec
 from gradbus.v1.group_pb2 import VERDICT_TRAIN, Group, LogEntry, Verdict
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK, RewardStatus, SampleReward
 from gradbus.v1.sample_pb2 import SPAN_KIND_UNSPECIFIED, FinishReason, Fork, Sample, Span, SpanKind
@@ -84,7 +84,7 @@ class LoggedGroup:
             reward_status=enum_word(RewardStatus.Name(reward.status), "REWARD_STATUS_") if reward else "none",
             reason=_reason(reward, entry),
             verdict=self.verdict,
-            label=_label(sample, self._spec.kind),
+            label=_label(sample, self._spec),
             advantage=self.advantages[at],
             versions=[_span(number, span) for number, part in enumerate(sequences(sample)) for span in part.spans],
             worker=group.worker,
@@ -136,8 +136,11 @@ def admission_time(entry_id: str) -> datetime:
     return datetime.fromtimestamp(StreamId.parse(entry_id).milliseconds / 1e3, UTC)
 
 
-def _label(sample: Sample, kind: Kind) -> str:
-    """What the dataset says of a response of it."""
+def _label(sample: Sample, spec: RunSpec) -> str:
+    """What the dataset says of a response of it, or whether a sample is the baseline of the others."""
+    kind = spec.kind
+    if kind == "rl":
+        return "greedy" if sample.n >= spec.rollout.group_size - algorithm_of(spec).greedy_samples else ""
     if kind in PAIR_KINDS:
         return "rejected" if sample.n else "chosen"
     if kind != "kto":

@@ -27,10 +27,14 @@ class PromptGroup:
     prompt_ids: tuple[int, ...]
     seeds: tuple[int, ...]
     """One for each sample, 63 bits."""
-    greedy: bool = False
-    """Take the likeliest token, as evaluation does. Seeds then only count the samples."""
+    greedy: int = 0
+    """How many samples, the last ones, take the likeliest token each time, as evaluation does. Their seeds only count them."""
     max_new_tokens: int | None = None
     """Of each sample, at most the engine's; None: the engine's. Fewer leave room for a longer prompt."""
+
+    def is_greedy(self, n: int) -> bool:
+        """Whether sample `n` takes the likeliest tokens."""
+        return n >= len(self.seeds) - self.greedy
 
 
 @dataclass(frozen=True, slots=True)

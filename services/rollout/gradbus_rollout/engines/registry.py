@@ -74,6 +74,7 @@ class EngineFactory:
             # Merged into bfloat16 weights, what adapters learn first would be rounded away.
             dtype="bfloat16" if spec.trainer.dtype == "bf16" and lora is None else "float32",
             numerics=spec.numerics,
+            kept_bytes=self._settings.kept_prefix_mib << 20 if spec.environment is not None else 0,
         )
         return TorchEngine.from_folder(folder, config, lora)
 

@@ -254,7 +254,7 @@ class Attempt:
 
         async def generated() -> Completion | None:
             crash_points.reached("mid-draw")  # of other episodes: the engine draws for all of them
-            group = PromptGroup(start.episode_id, prompt, (seed,), start.greedy, room)
+            group = PromptGroup(start.episode_id, prompt, (seed,), int(start.greedy), room)
             return await self._unless_withdrawn(lambda: self._completion_of(group))
 
         completion = await self._journal.drawn(seed, generated)

@@ -1,7 +1,8 @@
 """Plays the episodes of a run.
 
 A failure that the policy did not cause begins the episode anew; its draws are the same then, for each turn has its own seed. After
-the last attempt the sample is masked with the reason: it never has a reward of 0.
+the third one the sample is masked with the reason: it never has a reward of 0. A session that a service lost when it was started again
+is no failure of the environment, until that has happened too often to be chance.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 from typing import Final
 
 from gradbus.aio.tasks import run_to_end
-from gradbus.errors import EnvironmentFaultError, InvalidItemError
+from gradbus.errors import EnvironmentFaultError, InvalidItemError, SessionLostError
 from gradbus.telemetry import get_logger
 from gradbus_rollout.episodes.attempt import Attempt, PlayerParts
 from gradbus_rollout.episodes.episode import EpisodeStart, PlayedEpisode
@@ -19,8 +20,11 @@ from gradbus_rollout.episodes.journal import Journal
 
 _log = get_logger(__name__)
 _ATTEMPTS: Final = 3
+"""That may fail."""
+_LOST_SESSIONS: Final = 16
+"""Of an episode: perhaps it is what ends its service."""
 _PAUSE_SECONDS: Final = 0.25
-"""Before the second attempt; twice as long before each further one."""
+"""Before the second attempt; twice as long after each further failure."""
 _LEAVE_SECONDS: Final = 5.0
 """To leave or close a session when the player is stopped: the worker's next run waits for it."""
 
@@ -40,16 +44,22 @@ class EpisodePlayer:
         async with self._places:
             journals = self._parts.journals
             journal = Journal() if journals is None else await journals.take(start.place, start.player, start.episode_id)
-            for tried in range(_ATTEMPTS):
-                if tried:
-                    await asyncio.sleep(_PAUSE_SECONDS * 2 ** (tried - 1))
+            failed = lost = 0
+            while True:
                 episode = Attempt(self._parts, start, journal)
                 try:
                     return await _played(episode, journal)
                 except EnvironmentFaultError as error:
                     _log.warning("episode_failed", episode=start.episode_id, attempt=episode.number, error=str(error))
-                    reason = str(error)
-            return episode.failed(f"the environment failed in {_ATTEMPTS} attempts: {reason}")
+                    if isinstance(error, SessionLostError):
+                        lost += 1
+                    else:
+                        failed += 1
+                    if failed == _ATTEMPTS:
+                        return episode.failed(f"the environment failed in {_ATTEMPTS} attempts: {error}")
+                    if lost == _LOST_SESSIONS:
+                        return episode.failed(f"the episode's session was lost {_LOST_SESSIONS} times: {error}")
+                await asyncio.sleep(_PAUSE_SECONDS * 2 ** max(0, failed - 1))
 
 
 async def _played(episode: Attempt, journal: Journal) -> PlayedEpisode:

@@ -9,6 +9,7 @@ from typing import Final
 
 from gradbus import crash_points
 from gradbus.aio.tasks import gather_or_cancel
+from gradbus.algorithms import algorithm_of
 from gradbus.buffer import keys
 from gradbus.control.runs import RunRecord
 from gradbus.errors import EnvironmentFaultError, SupersededError
@@ -58,8 +59,9 @@ class EpisodeSampler:
         with fatal_for_run(self._presence):
             ids, items = await table.ids(rows), await table.items(rows)
             headers = await self._headers.of(task, table)
-        size, seed = self._record.spec.rollout.group_size, self._record.spec.seed
-        prompts = [prompt_group(task, group, of_row, seed, size) for group, of_row in zip(task.groups, ids, strict=True)]
+        spec = self._record.spec
+        shape = spec.seed, spec.rollout.group_size, algorithm_of(spec).greedy_samples
+        prompts = [prompt_group(task, group, of_row, *shape) for group, of_row in zip(task.groups, ids, strict=True)]
         with under(first_trace(task)), fatal_for_run(self._presence):
             starts = [self._starts(task, *of_group) for of_group in zip(task.groups, prompts, items, strict=True)]
             playing = asyncio.ensure_future(gather_or_cancel([self._play(of_group) for of_group in starts]))
@@ -94,7 +96,7 @@ class EpisodeSampler:
                 item=item,
                 world_seed=world,
                 seed=seed,
-                greedy=prompt.greedy,
+                greedy=prompt.is_greedy(n),
                 traceparent=group.traceparent,
                 player=secrets.token_hex(8),
                 place=JournalPlace(journal, n),

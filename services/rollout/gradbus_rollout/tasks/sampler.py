@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Protocol
 
 from gradbus import crash_points
+from gradbus.algorithms import algorithm_of
 from gradbus.control.runs import RunRecord, WorkerPresence
 from gradbus.telemetry import under
 from gradbus.v1.group_pb2 import Group
@@ -72,8 +73,8 @@ class SingleTurnSampler:
         table, spec = self._tables.of(task), self._spec
         with fatal_for_run(self._presence):
             ids = await table.ids([group.row for group in task.groups])
-        size, pairs = spec.rollout.group_size, zip(task.groups, ids, strict=True)
-        prompts = [prompt_group(task, group, of_prompt, spec.seed, size) for group, of_prompt in pairs]
+        shape = spec.seed, spec.rollout.group_size, algorithm_of(spec).greedy_samples
+        prompts = [prompt_group(task, group, of_prompt, *shape) for group, of_prompt in zip(task.groups, ids, strict=True)]
         with under(first_trace(task)):
             sampling = asyncio.ensure_future(self._engine.generate(prompts))
         await asyncio.sleep(0)

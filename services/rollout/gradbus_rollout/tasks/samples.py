@@ -18,12 +18,12 @@ _MOST_CHARACTERS: Final = 1 << 26
 _FINISH = {"stop": FinishReason.FINISH_REASON_STOP, "length": FinishReason.FINISH_REASON_LENGTH}
 
 
-def prompt_group(task: Task, group: GroupTask, prompt_ids: Sequence[int], run_seed: int, size: int) -> PromptGroup:
-    """Prompt and seeds: `size` samples of a training group, one greedy completion of a held-out row."""
+def prompt_group(task: Task, group: GroupTask, prompt_ids: Sequence[int], run_seed: int, size: int, greedy: int = 0) -> PromptGroup:
+    """Prompt and seeds: `size` samples of a training group, the last `greedy` ones greedy; one greedy completion of a held-out row."""
     if task.kind == TaskKind.TASK_KIND_EVALUATION:
-        return PromptGroup(str(group.index), tuple(prompt_ids), (sample_seed(run_seed, "evaluation", group.index, 0),), greedy=True)
+        return PromptGroup(str(group.index), tuple(prompt_ids), (sample_seed(run_seed, "evaluation", group.index, 0),), greedy=1)
     seeds = tuple(sample_seed(run_seed, "train", group.index, n) for n in range(size))
-    return PromptGroup(str(group.index), tuple(prompt_ids), seeds)
+    return PromptGroup(str(group.index), tuple(prompt_ids), seeds, greedy)
 
 
 def group_header(run_id: str, task: Task, group: GroupTask, prompt_text: str, worker: str, engine: str) -> Group:

@@ -115,9 +115,12 @@ class StepStats:
         return self._read[:, len(self.NAMES) :].amax(0)
 
     @cached_property
-    def step_kl(self) -> float:
-        """k3 of the policy before the step to this one, the mean of r - 1 - log r, r = pi / pi0 (Schulman 2020); 0 without the former."""
-        return float(torch.stack(self._kls).cpu().double().sum()) if self._kls else 0.0
+    def step_kl(self) -> torch.Tensor:
+        """k3 of the policy before the step to this one, the mean of r - 1 - log r, r = pi / pi0 (Schulman 2020); 0 without the former.
+
+        Float64 scalar, as `sums`.
+        """
+        return torch.stack(self._kls).cpu().double().sum() if self._kls else torch.zeros((), dtype=torch.float64)
 
     def loss_metrics(self) -> LossMetrics:
         """The means of the loss's terms."""
@@ -134,7 +137,7 @@ class StepStats:
             clipped_high=mean["clipped_high"],
             logprob_diff=mean["logprob_diff"],
             total_variation=mean["distance"],
-            step_kl=self.step_kl,
+            step_kl=float(self.step_kl),
         )
 
     @cached_property

@@ -20,6 +20,7 @@ from gradbus_kernels.operators import (
     Softcapped,
     TeacherRows,
     linear_distillation_loss,
+    linear_grpo_loss,
     linear_score_centering,
     policy_loss,
 )
@@ -113,17 +114,32 @@ def joined_rows(
     return TeacherRows(ids.long(), logprobs)
 
 
-def distillation_loss(inputs: HeadInputs, tokens: PolicyTokens, rows: TeacherRows, settings: PolicySettings, scale: Scale) -> PolicyLoss:
-    """The KL to the teacher's rows in place of the policy loss, with this one's statistics. `inputs` are those of `head_inputs`."""
+def loss_at_head(
+    inputs: HeadInputs, samples: Sequence[TrainSample], tokens: PolicyTokens, settings: PolicySettings, scale: Scale
+) -> PolicyLoss:
+    """The loss of the samples by operators on the LM head, with the gradients of hidden states and head: the body's pass is left.
+
+    With a teacher's rows the KL to these, with the sampler's the loss less the mean of its score. `inputs` are those of `head_inputs`.
+    """
+    device = inputs[0].device
+    if (rows := joined_rows(samples, "teacher_rows", device)) is not None:
+        return _distillation_loss(inputs, tokens, rows, settings, scale)
+    loss = linear_grpo_loss(*inputs, tokens, settings, temperature=scale)
+    rows = joined_rows(samples, "behaviour_rows", device)
+    return loss if rows is None else _centred(loss, inputs, tokens, rows, settings, scale)
+
+
+def _distillation_loss(inputs: HeadInputs, tokens: PolicyTokens, rows: TeacherRows, settings: PolicySettings, scale: Scale) -> PolicyLoss:
+    """The KL to the teacher's rows in place of the policy loss, with this one's statistics."""
     found = linear_distillation_loss(*inputs, rows, tokens.weights, temperature=scale)
     of_policy = policy_loss(found.logprobs, found.entropies, tokens, settings)
     return replace(of_policy, total=found.total, policy=found.total.detach())
 
 
-def centred(
+def _centred(
     loss: PolicyLoss, inputs: HeadInputs, tokens: PolicyTokens, rows: TeacherRows, settings: PolicySettings, scale: Scale
 ) -> PolicyLoss:
-    """The policy loss less the mean of its score by the sampler's rows. `inputs` are those of `head_inputs`."""
+    """The policy loss less the mean of its score by the sampler's rows."""
     hidden, weight, _ = inputs
     found = linear_score_centering(hidden, weight, rows, tokens, settings, temperature=scale)
     return replace(loss, total=loss.total + found.total, distance=found.distance)

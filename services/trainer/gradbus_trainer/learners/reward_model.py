@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -17,12 +18,14 @@ from gradbus_kernels.models.causal_lm import load_weights
 from gradbus_kernels.models.device_memory import OffDevice
 from gradbus_kernels.models.reward.model import RewardModel, load_reward_model
 from gradbus_kernels.operators import RankingLoss, ranking_loss
-from gradbus_trainer.learners.base import LossMetrics, PreferenceMetrics, StepMetrics
+from gradbus_trainer.learners.base import LossMetrics, Phase, PreferenceMetrics, StepMetrics
 from gradbus_trainer.learners.determinism import fix_order_of_sums
 from gradbus_trainer.learners.gradient_step import PhaseClock, before_step, check_gradient
 from gradbus_trainer.learners.optimizer import AdamW
 from gradbus_trainer.step.batch import Batch, TrainSample, micro_batches
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
+
+NO_PROBE: Final = "a reward model has no log-probabilities to compare; no engine samples with its versions"
 
 
 class RewardModelLearner:
@@ -72,7 +75,7 @@ class RewardModelLearner:
 
     def probe(self) -> VersionProbe:
         """See `Learner`. Raises TrainingError."""
-        raise TrainingError("a reward model has no log-probabilities to compare; no engine samples with its versions")
+        raise TrainingError(NO_PROBE)
 
     def restore(self, step: int, weights: Mapping[str, torch.Tensor], optimizer_tensors: Mapping[str, torch.Tensor]) -> None:
         """See `Learner`."""
@@ -96,7 +99,7 @@ class RewardModelLearner:
         parts = micro_batches(batch, self._spec.trainer.micro_batch_tokens)
         with phase("forward"):
             scores = self._scores(parts)
-            loss, by_score = self._loss(scores)
+            loss, by_score = ranked(scores, self._center)
         with phase("backward"):
             if len(parts) == 1:
                 torch.autograd.backward(scores, by_score)
@@ -106,26 +109,32 @@ class RewardModelLearner:
         with phase("optimise"):
             norm = check_gradient(self._optimizer.clip_gradient(), batch.step)
             self._optimizer.step(before.learning_rate)
-        chosen, rejected = float(loss.chosen), float(loss.rejected)
-        return replace(
-            before,
-            noop=False,
-            updates=1,
-            tokens=sum(batch.trainable_counts),
-            grad_norm=norm,
-            loss=LossMetrics(total=float(loss.total.detach())),
-            preference=PreferenceMetrics(float(loss.accuracy), chosen - rejected, chosen, rejected),
-            phases=phase.recorded,
-        )
+        return ranking_metrics(before, batch, loss, norm, phase.recorded)
 
     def _scores(self, parts: Sequence[Sequence[TrainSample]]) -> torch.Tensor:
         """The scores of all samples, float32 `[2 · B]`; with their graph only if one pass makes them all."""
         with torch.set_grad_enabled(len(parts) == 1):
             return torch.cat([self._model(samples) for samples in parts])
 
-    def _loss(self, scores: torch.Tensor) -> tuple[RankingLoss, torch.Tensor]:
-        """The loss and its derivative by each score."""
-        apart = scores.detach().requires_grad_()
-        loss = ranking_loss(apart, self._center)
-        (by_score,) = torch.autograd.grad(loss.total, apart)
-        return loss, by_score
+
+def ranked(scores: torch.Tensor, center: float) -> tuple[RankingLoss, torch.Tensor]:
+    """The loss of the pairs with these scores, float32 `[2 · B]`, and its derivative by each of them."""
+    apart = scores.detach().requires_grad_()
+    loss = ranking_loss(apart, center)
+    (by_score,) = torch.autograd.grad(loss.total, apart)
+    return loss, by_score
+
+
+def ranking_metrics(before: StepMetrics, batch: Batch, loss: RankingLoss, norm: float, phases: Sequence[Phase]) -> StepMetrics:
+    """Metrics of the step that trained the pairs of `batch`; `norm` is that of its gradient."""
+    chosen, rejected = float(loss.chosen), float(loss.rejected)
+    return replace(
+        before,
+        noop=False,
+        updates=1,
+        tokens=sum(batch.trainable_counts),
+        grad_norm=norm,
+        loss=LossMetrics(total=float(loss.total.detach())),
+        preference=PreferenceMetrics(float(loss.accuracy), chosen - rejected, chosen, rejected),
+        phases=phases,
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
@@ -25,30 +24,20 @@ from gradbus_kernels.models.invariant_decoder import invariant_packed_logprobs
 from gradbus_kernels.models.language_model import LanguageModel
 from gradbus_kernels.models.lora import adapters_off, add_adapters
 from gradbus_kernels.models.packing import TokenSequence
-from gradbus_kernels.operators import PolicyLoss, PolicyTokens, linear_grpo_loss, policy_loss
+from gradbus_kernels.operators import PolicyLoss, PolicyTokens, policy_loss
 from gradbus_trainer.learners.base import StepMetrics
 from gradbus_trainer.learners.critic.body import open_body
 from gradbus_trainer.learners.critic.critic import Critic, divided
 from gradbus_trainer.learners.critic.states import ModelStates
 from gradbus_trainer.learners.data_parallel import DataParallelThreads, accumulate_in_turn
 from gradbus_trainer.learners.determinism import fix_order_of_sums
-from gradbus_trainer.learners.gradient_step import GradientStep, before_step, check_gradient, mean_of_updates
-from gradbus_trainer.learners.loss_inputs import (
-    centred,
-    distillation_loss,
-    joined_rows,
-    policy_settings,
-    policy_tokens,
-    reads_anchor,
-    with_base_reference,
-)
+from gradbus_trainer.learners.gradient_step import GradientStep, before_step, check_gradient
+from gradbus_trainer.learners.loss_inputs import loss_at_head, policy_settings, policy_tokens, with_base_reference
 from gradbus_trainer.learners.optimizer import AdamW
-from gradbus_trainer.learners.preference import LogProbs, PreferenceLossSettings, preference_settings, weighed_by
+from gradbus_trainer.learners.policy_step import PolicyPasses, PolicyStep
 from gradbus_trainer.learners.probe import version_probe
 from gradbus_trainer.learners.working_weights import WorkingWeights
 from gradbus_trainer.step.batch import Batch, TrainSample, micro_batches
-from gradbus_trainer.step.minibatches import minibatches
-from gradbus_trainer.step.second_moment import within_second_moment
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
 
 _PORTIONS: Final = 4
@@ -72,8 +61,6 @@ class TorchLearner:
         fix_order_of_sums(device)
         self._spec = spec
         self._settings = policy_settings(spec.algorithm)
-        self._preference = preference_settings(spec)
-        self._reads_anchor = reads_anchor(spec)
         self._learner_computes_reference = learner_computes_reference(spec)
         self._step = 0
         lora, dtype = spec.trainer.lora, DTYPES[spec.trainer.dtype]
@@ -96,6 +83,7 @@ class TorchLearner:
         if (critic := spec.trainer.critic) is not None:
             body = open_body(model_folder, spec, critic, self._model)
             self._critic = Critic(spec, critic, ModelStates(body, spec.trainer.micro_batch_tokens))
+        self._policy_step = PolicyStep(spec, self._critic)
         self._off_device: OffDevice | None = None
 
     @property
@@ -110,7 +98,8 @@ class TorchLearner:
         metrics = before_step(batch, self._step, self._spec)
         if batch.has_weight:
             try:
-                metrics = self._update_all(batch, metrics)
+                passes = PolicyPasses(self._present_logprobs, self._base_logprobs, self._update)
+                metrics = self._policy_step.train(batch, metrics, passes)
             finally:
                 self._optimizer.forget_gradient()
         self._step = batch.step + 1
@@ -163,32 +152,6 @@ class TorchLearner:
         """The trained weights as versions have them; adapters have their names already."""
         return self._named if self._spec.trainer.lora else self._model.stored(self._named)
 
-    def _update_all(self, batch: Batch, before: StepMetrics) -> StepMetrics:
-        """The updates of all that the step trains."""
-        if self._reads_anchor:
-            batch = self._anchored(batch)
-        if self._critic is not None:
-            return self._critic.train(batch, before, partial(self._optimise, before=before))
-        if self._preference is not None:
-            return self._optimise_preference(batch, before, self._preference)
-        return self._optimise(batch, before)
-
-    def _optimise(self, batch: Batch, before: StepMetrics) -> StepMetrics:
-        """The updates of a step, each over its own part of the groups, to the first that finds the policy too far from that before them."""
-        bounded = within_second_moment(batch, self._spec.algorithm.second_moment)
-        inner, updates = self._spec.trainer.inner, list[StepMetrics]()
-        for part in minibatches(bounded.batch, inner, self._spec.seed):
-            updates.append(self._update(part, before))
-            if inner.stop_kl is not None and updates[-1].ratio.step_kl > inner.stop_kl:
-                break
-        metrics = mean_of_updates(updates, batch)
-        return replace(metrics, ratio=replace(metrics.ratio, outliers=bounded.share))
-
-    def _anchored(self, batch: Batch) -> Batch:
-        """The batch with the log-probabilities of the policy as it is, before the step's first update."""
-        parts = zip(batch.samples, self._present_logprobs(batch), strict=True)
-        return Batch(batch.step, [replace(sample, proximal_logprobs=part) for sample, part in parts])
-
     @torch.no_grad()
     def _present_logprobs(self, batch: Batch) -> list[NDArray[np.float32]]:
         """The log-probabilities of each sample's tokens, `[T]`, by the model as it is."""
@@ -198,23 +161,17 @@ class TorchLearner:
             parts += [part.numpy() for part in torch.split(found.float().cpu(), [len(sample.token_ids) for sample in samples])]
         return parts
 
-    def _update(self, batch: Batch, before: StepMetrics) -> StepMetrics:
+    def _base_logprobs(self, batch: Batch) -> list[NDArray[np.float32]]:
+        """The same without the adapters."""
+        with adapters_off(self._model):
+            return self._present_logprobs(batch)
+
+    def _update(self, batch: Batch, rate: float) -> StepMetrics:
         self._optimizer.forget_gradient()
         step = GradientStep()
         self._accumulate(step, ((tokens, partial(self._loss, samples, tokens)) for samples, tokens in self._micro_batches(batch)))
-        norm = step.update(lambda: self._clip_and_step(batch.step, before.learning_rate))
-        return step.metrics(batch, before.learning_rate, norm)
-
-    def _optimise_preference(self, batch: Batch, before: StepMetrics, settings: PreferenceLossSettings) -> StepMetrics:
-        """The update by the loss of the batch's pairs or labelled responses."""
-
-        def base() -> LogProbs:
-            with adapters_off(self._model):
-                return self._present_logprobs(batch)
-
-        present = partial(self._present_logprobs, batch)
-        weighed = weighed_by(batch, present, base if self._learner_computes_reference else None, settings)
-        return weighed.metrics_of(self._optimise(weighed.batch, before))
+        norm = step.update(lambda: self._clip_and_step(batch.step, rate))
+        return step.metrics(batch, rate, norm)
 
     def _clip_and_step(self, step: int, rate: float) -> float:
         norm = check_gradient(self._optimizer.clip_gradient(), step)
@@ -239,13 +196,7 @@ class TorchLearner:
     def _loss(self, samples: Sequence[TrainSample], tokens: PolicyTokens) -> PolicyLoss:
         temperature = self._spec.rollout.temperature
         if self._spec.numerics == "fast":
-            # With the gradients of hidden states and head: only the body is left for the backward pass.
-            inputs, scale = head_inputs(self._model, samples), self._model.tempered(temperature)
-            if (rows := joined_rows(samples, "teacher_rows", self._model.device)) is not None:
-                return distillation_loss(inputs, tokens, rows, self._settings, scale)
-            loss = linear_grpo_loss(*inputs, tokens, self._settings, temperature=scale)
-            rows = joined_rows(samples, "behaviour_rows", self._model.device)
-            return loss if rows is None else centred(loss, inputs, tokens, rows, self._settings, scale)
+            return loss_at_head(head_inputs(self._model, samples), samples, tokens, self._settings, self._model.tempered(temperature))
         return policy_loss(*self._logprobs(self._model, samples, temperature), tokens, self._settings)
 
 

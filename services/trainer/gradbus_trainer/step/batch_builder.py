@@ -41,6 +41,7 @@ class BatchStats:
     scored: bool = True
     """Whether a scorer judged them."""
     rewards: list[float] = field(default_factory=list)
+    """Without those of samples that are the baseline of the others."""
     components: dict[str, list[float]] = field(default_factory=dict)
     staleness: list[int] = field(default_factory=list)
     """By sample that a policy sampled: versions between the step and the oldest version that sampled it."""
@@ -102,11 +103,11 @@ class BatchStats:
 
     def _add_rewards(self, group: LoggedGroup) -> None:
         for reward in group.entry.rewards:
-            if reward.status == REWARD_STATUS_OK:
+            if reward.status != REWARD_STATUS_OK:
+                self.unjudged = self.unjudged or reward.reason
+            elif reward.sample_id not in group.decoded.baselines:
                 self.rewards.append(reward.reward)
                 add_components(self.components, reward.components)
-            else:
-                self.unjudged = self.unjudged or reward.reason
 
     def _add_samples(self, step: int, group: LoggedGroup) -> None:
         decoded = group.decoded

@@ -31,7 +31,9 @@ class DecodedGroup:
     rows: Sequence[TrainSample] = ()
     """The sequences of valid samples with a response, in order of n; empty for a group that is not trained."""
     masked: int = 0
-    """Samples of a trained group that are not among the rows."""
+    """Samples of a trained group that should be among the rows, and are not."""
+    baselines: Sequence[str] = ()
+    """Ids of the samples that are the baseline of the others."""
     lengths: Sequence[int] = ()
     """Response tokens of each sample, in all its sequences."""
     truncated: int = 0
@@ -108,7 +110,8 @@ def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
     rows = trained_rows(trained, entry.index)
     return DecodedGroup(
         rows=rows,
-        masked=len(lengths) - len(trained) if entry.verdict == VERDICT_TRAIN else 0,
+        masked=len(lengths) - algorithm.greedy_samples - len(trained) if entry.verdict == VERDICT_TRAIN else 0,
+        baselines=[sample.sample_id for sample in samples[len(samples) - algorithm.greedy_samples :]],
         lengths=lengths,
         truncated=[sample.finish_reason for sample in samples].count(FINISH_REASON_LENGTH),
         oldest_versions=[_oldest(parts) for parts in spans] if algorithm.is_sampled else (),

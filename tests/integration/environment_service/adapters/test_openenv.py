@@ -32,6 +32,8 @@ class FakeServer:
         self.answers = []
         self.first = observation("?")
         self.closed = threading.Event()
+        self.most, self.sessions, self.begun = 1 << 30, 0, 0
+        """Sessions that it may have, that it has, and that it had."""
 
     async def __call__(self, scope, receive, send):
         if scope["type"] == "http":
@@ -41,9 +43,21 @@ class FakeServer:
             return
         assert (scope["path"], (await receive())["type"]) == ("/ws", "websocket.connect")
         await send({"type": "websocket.accept"})
+        if self.sessions >= self.most:  # as theirs: at once, and it reads nothing
+            await send({"type": "websocket.send", "text": json.dumps(error("CAPACITY_REACHED", f"{self.most} of {self.most} sessions"))})
+            await send({"type": "websocket.close"})
+            return
+        self.sessions += 1
+        try:
+            await self.serve(receive, send)
+        finally:
+            self.sessions -= 1
+
+    async def serve(self, receive, send):
         while (event := await receive())["type"] == "websocket.receive":
             message = json.loads(event["text"])
             self.asked.append(message)
+            self.begun += message["type"] == "reset"
             if message["type"] == "close":
                 self.closed.set()
                 await send({"type": "websocket.close"})
@@ -64,7 +78,7 @@ class FakeServer:
             return self.first
         if message["data"].get("type") == "list_tools":
             return error("VALIDATION_ERROR", "Invalid message")
-        return self.answers.pop(0)
+        return self.answers.pop(0) if self.answers else observation("=", 1.0, done=True)
 
 
 @pytest.fixture
@@ -133,10 +147,38 @@ async def test_whatever_else_is_an_error_and_the_connection_is_not_used_again(wo
     assert (await world.open(attempt=1)).status == OK
 
 
-async def test_a_server_that_is_full_refuses_the_episode(world, fake):
-    fake.first = error("CAPACITY_REACHED", "8 of 8 sessions")
-    opened = await world.open()
-    assert (opened.status, "8 of 8 sessions" in opened.reason) == (ERROR, True)
+async def played(world, name):
+    """One episode of one step, opened again as long as it is told to wait. Returns how often it was."""
+    waits = 0
+    while (opened := await world.open(name)).is_away:
+        assert (opened.status, "it is waited for" in opened.reason) == (ERROR, True)
+        waits += 1
+        await asyncio.sleep(0.05)
+    assert opened.status == OK, opened.reason
+    answer = await world.step(0, "", ("act", {"guess": 5}))
+    assert (answer.status, answer.HasField("reward")) == (OK, True), answer
+    await world.close()
+    world.session = ""
+    return waits
+
+
+async def test_a_server_of_one_session_plays_one_episode_after_the_other_and_none_fails(episode, http_server, fake):
+    url, fake.most = http_server(fake).replace("http", "ws"), 1
+    worlds = [episode({"service": f"openenv+{url}"}, run_id=url) for _ in range(8)]
+    await worlds[0].describe()
+    waits = await asyncio.gather(*(played(world, f"train.0.0.{n}") for n, world in enumerate(worlds)))
+    assert fake.begun == len(worlds), "each began once"
+    assert sum(waits) > 0
+
+
+async def test_two_hundred_and_fifty_six_episodes_have_a_connection_each(episode, http_server, fake):
+    url = http_server(fake).replace("http", "ws")
+    worlds = [episode({"service": f"openenv+{url}"}, run_id=url) for _ in range(256)]
+    opened = await asyncio.gather(*(world.open(f"train.0.0.{n}") for n, world in enumerate(worlds)))
+    assert {one.status for one in opened} == {OK}
+    assert fake.sessions == len(worlds)
+    answers = await asyncio.gather(*(world.step(0, "", ("act", {"guess": 5})) for world in worlds))
+    assert [(one.status, one.reward) for one in answers] == [(OK, 1.0)] * len(worlds)
 
 
 async def test_an_address_that_is_not_allowed_is_refused(episode):
@@ -165,6 +207,14 @@ async def test_a_plain_environment_of_openenvs_own_package(episode, openenv):
     await world.open(attempt=1)
     found = await world.step(0, "", *[("act", {"guess": guess}) for guess in range(100) if guess != 13])
     assert (found.status, found.done) == (OK, True)
+
+
+@pytest.mark.skipif(not OPENENV, reason="GRADBUS_TEST_OPENENV names no Python with openenv-core")
+async def test_more_episodes_than_openenvs_own_server_has_sessions_are_all_played(episode, openenv):
+    service = openenv("plain")
+    worlds = [episode({"service": service}, run_id="crowd") for _ in range(40)]  # it has 8
+    await worlds[0].describe()
+    assert sum(await asyncio.gather(*(played(world, f"train.0.0.{n}") for n, world in enumerate(worlds)))) > 0
 
 
 @pytest.mark.skipif(not OPENENV, reason="GRADBUS_TEST_OPENENV names no Python with openenv-core")

@@ -56,7 +56,7 @@ def test_a_plan_is_json_with_bytes_and_seconds(spec):
     found = json.loads(planned(spec, "--json", "--set", "trainer.dtype=bf16", "--response-tokens", 100, "--prompt-tokens", 50))
     assert found["workload"]["prompt_tokens"] == 50
     assert found["workload"]["response_tokens"] == 100
-    assert found["card"] == {"name": "h100", "memory": 85_040_352_460, "count": 1}
+    assert found["card"] == {"name": "h100", "memory": 85_040_352_460, "count": 1, "cores": 0}
     assert [tenant["name"] for tenant in found["tenants"]] == ["trainer", "engine"]
     for tenant in found["tenants"]:
         assert tenant["bytes"] == sum(part["bytes"] for part in tenant["parts"])
@@ -91,12 +91,30 @@ def test_what_cannot_be_planned_says_why(spec, tmp_path):
         planned(spec)
 
 
-def test_a_model_from_another_run_and_one_of_transformers_need_another_way(spec, tmp_path):
+def test_a_model_from_another_run_needs_its_folder(spec, tmp_path):
     spec.write_text(SPEC.replace('path = "base"', 'run = "sft"'))
     with pytest.raises(SettingsError, match="the model comes from another run"):
         planned(spec)
     assert "494 million" in planned(spec, "--model", tmp_path / "base")
-    falcon = {"model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"]}
-    (tmp_path / "base/config.json").write_text(json.dumps(falcon))
-    with pytest.raises(ModelError, match="computed by transformers, for which there are no plans"):
-        planned(spec, "--model", tmp_path / "base")
+
+
+def test_a_model_that_transformers_computes_is_planned_by_what_its_config_states(spec, tmp_path):
+    shape = {"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256}
+    sizes = shape | {"intermediate_size": 5632, "vocab_size": 151_936, "model_type": "qwen3_5_text"}
+    (tmp_path / "base/config.json").write_text(json.dumps(sizes | {"architectures": ["Qwen3_5ForCausalLM"]}))
+    assert "Qwen3_5ForCausalLM, 1.9" in planned(spec)
+    mamba = {"model_type": "mamba", "architectures": ["MambaForCausalLM"], "hidden_size": 768, "num_hidden_layers": 24, "vocab_size": 50280}
+    (tmp_path / "base/config.json").write_text(json.dumps(mamba))
+    with pytest.raises(ModelError, match="states no number of heads"):
+        planned(spec)
+
+
+def test_this_machine_is_measured_in_place_of_a_card(spec):
+    found = json.loads(planned(spec, "--cpu", "--json"))
+    assert found["card"]["name"] == "cpu"
+    assert found["card"]["cores"] >= 1
+    assert [division["placement"] for division in found["divisions"]] == ["together"]
+    assert found["divisions"][0]["seconds"]["train"] > 0.0
+    assert "unused in the heap" in {part["name"] for part in found["tenants"][0]["parts"]}
+    with pytest.raises(SettingsError, match="--cpu is one machine"):
+        planned(spec, "--cpu", "--gpus", 2)

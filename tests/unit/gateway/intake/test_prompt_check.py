@@ -8,7 +8,7 @@ from gradbus.errors import Fault
 from gradbus.objects import ObjectStore
 from gradbus.spec import RunSpec
 from gradbus.tokenizer.launcher import ForkServer
-from gradbus_gateway.intake.prompt_check import PromptCheck
+from gradbus_gateway.intake.prompt_check import Checked, PromptCheck
 
 
 def spec(train):
@@ -16,7 +16,7 @@ def spec(train):
     return RunSpec.model_validate(body | {"reward": {"service": "grpc://scorer:1"}, "schedule": {"steps": 1}})
 
 
-async def never(_tokenizer, _url):
+async def never(_spelling, _url):
     raise AssertionError("no spec here has a teacher that is a server")
 
 
@@ -43,17 +43,17 @@ async def test_one_submission_is_checked_at_a_time_and_its_equals_not_at_all(che
     waiting = [asyncio.create_task(check.fault(spec(train), "someone")) for train in ("a", "a", "b", "a")]
     await settle()
     assert check.running == ["a"]
-    check.result.set_result(None)
+    check.result.set_result(Checked(None))
     assert await asyncio.gather(*waiting) == [None] * 4
     assert check.running == ["a", "b"]
 
 
 async def test_what_passed_is_remembered_and_what_failed_is_not(check):
-    check.result.set_result(Fault("model", "a fault"))
+    check.result.set_result(Checked(Fault("model", "a fault")))
     for _ in range(2):
         assert await check.fault(spec("a"), "someone") == Fault("model", "a fault")
     check.result = asyncio.Future()
-    check.result.set_result(None)
+    check.result.set_result(Checked(None))
     for _ in range(2):
         assert await check.fault(spec("a"), "someone") is None
     assert check.running == ["a"] * 3
@@ -67,5 +67,5 @@ async def test_a_submission_waits_for_longer_than_a_check_of_another_takes(check
     monkeypatch.setattr(loop, "time", lambda: later)
     await settle()
     assert check.running == ["someone"]
-    check.result.set_result(None)
+    check.result.set_result(Checked(None))
     assert await asyncio.gather(*waiting) == [None] * 2

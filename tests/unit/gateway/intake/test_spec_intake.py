@@ -63,6 +63,12 @@ async def test_a_preset_with_a_baseline_needs_two_samples_of_a_prompt(refused, b
     assert await refused(body) == []
 
 
+async def test_a_greedy_sample_is_one_of_the_two(refused, body):
+    body["algorithm"], body["rollout"]["group_size"] = {"name": "remax"}, 1
+    [fault] = await refused(body)
+    assert "from 2 valid samples on, one of them greedy, as the others' baseline" in fault
+
+
 async def test_one_sample_of_a_prompt_is_enough_without_a_baseline(refused, body):
     body["algorithm"], body["rollout"]["group_size"] = {"name": "reinforce_pp"}, 1
     assert await refused(body) == []

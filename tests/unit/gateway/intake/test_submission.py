@@ -34,6 +34,21 @@ def test_a_value_that_could_not_be_stored_is_a_fault_with_its_path(kind, data, p
     assert invalid_spec(refused.value.faults).errors
 
 
+@pytest.mark.parametrize(("data", "name"), [(b'{"name": "a", "seed": 1, "name": "b"}', "name"), (b'[{"a": {"": 1, "": 2}}]', "")])
+def test_a_name_that_stands_twice_is_refused_as_in_toml(data, name):
+    with pytest.raises(ProblemError) as refused:
+        parse_body(data, JSON)
+    assert (refused.value.status, f"an object has the name {name!r} twice; leave one of the values out" in str(refused.value)) == (
+        400,
+        True,
+    )
+
+
+def test_nan_is_called_what_it_is():
+    with pytest.raises(SpecError, match=r"algorithm\.kl: has NaN, which is no number; allowed: finite numbers"):
+        parse_body(b'{"algorithm": {"kl": NaN}}', JSON)
+
+
 def test_a_grader_s_source_may_be_long_in_toml():
     source = "table = [" + ", ".join(f"{n}.5" for n in range(150)) + "]\n" + "a.b.c(d.e)\n" * 5000
     assert parse_body(f"source = '''\n{source}'''\n".encode(), TOML) == {"source": source}

@@ -1,5 +1,6 @@
 """A submission whose teacher is an SGLang server: asked what it serves and how it divides text, and refused with what is wrong."""
 
+import asyncio
 import json
 import threading
 
@@ -7,6 +8,9 @@ import pytest
 from sglang_peer import Faults, SGLangPeer
 
 from gradbus.errors import SpecError
+from gradbus.tokenizer.encoder import PromptLimits
+from gradbus.tokenizer.tokenizer import Deadlines, Tokenizer
+from gradbus_gateway.intake import spelling
 from gradbus_gateway.intake.spec import teacher_servers
 from gradbus_gateway.intake.spec.intake import SpecIntake
 from gradbus_gateway.settings import GatewaySettings
@@ -101,7 +105,46 @@ async def test_a_server_without_a_tokenizer_is_refused_with_the_flag(refused, bo
     assert "without --skip-tokenizer-init" in fault
 
 
-async def test_a_server_that_takes_too_long_over_texts_is_refused_and_holds_up_no_other_submission(refused, body, peer, monkeypatch):
+GRADED = {"algorithm": {}, "reward": {"grader": {"type": "string_check", "input": "{{ sample.output_text }}", "reference": "2"}}}
+
+
+async def test_a_server_that_is_slow_over_texts_holds_up_no_other_submission(intake, body, peer):
+    begun, released, encode = threading.Event(), threading.Event(), peer.encode
+
+    def slow(text):
+        begun.set()
+        released.wait(60)
+        return encode(text)
+
+    peer.encode = slow
+    compared = asyncio.create_task(intake.accept(body, "key"))
+    assert await asyncio.to_thread(begun.wait, 60)
+    judged = {name: value for name, value in body.items() if name != "teacher"} | GRADED
+    for caller in ("key", "another"):
+        assert (await intake.accept(judged | {"name": caller}, caller)).teacher is None
+    assert not compared.done()
+    released.set()
+    assert (await compared).teacher.served
+
+
+async def test_a_tokenizer_that_cannot_be_written_out_in_time_is_refused_with_another_way(refused, body, monkeypatch):
+    monkeypatch.setattr(spelling, "_SECONDS", -1.0)
+    fault = await refused(body)
+    assert fault.startswith("model: the gateway wrote 16 tokens of its tokenizer within -1 s")
+    assert "name a teacher with `path` or `run`" in fault
+
+
+async def test_a_spelling_has_every_token_once_and_in_order(fork_server, tmp_path, write_model):
+    write_model(tmp_path / "model")
+    tokenizer = await Tokenizer.open(fork_server, tmp_path / "model", PromptLimits(8), Deadlines(60, 60))
+    found = list((await spelling.spelling_of(tokenizer)).tokens())
+    [(first, tokens)] = found
+    assert (first, tokens) == (0, await tokenizer.spelled(0))
+    assert [ids for _, ids in tokens] == [(token,) for token in range(16)]
+    await tokenizer.close()
+
+
+async def test_a_server_that_takes_too_long_over_texts_is_refused(refused, body, peer, monkeypatch):
     monkeypatch.setattr(teacher_servers, "_COMPARISON_SECONDS", 0.5)
     released = threading.Event()
     peer.encode = lambda _: [0] * released.wait(60)

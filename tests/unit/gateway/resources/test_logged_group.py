@@ -11,6 +11,14 @@ from gradbus.v1.sample_pb2 import SPAN_KIND_POLICY, SPAN_KIND_TOOL, Fork, Sample
 from gradbus_gateway.resources.logged_group import LoggedGroup
 from gradbus_gateway.resources.samples import held_bytes
 
+BODY = {
+    "name": "test",
+    "model": {"path": "m"},
+    "data": {"train": "t"},
+    "reward": {"service": "grpc://scorer:1"},
+    "schedule": {"steps": 10},
+}
+
 
 def span(start, end, version=2, kind=SPAN_KIND_POLICY):
     return Span(start=start, end=end, version=version, trainable=kind == SPAN_KIND_POLICY, kind=kind)
@@ -28,8 +36,16 @@ def group():
     rewards = [SampleReward(sample_id=f"4.{n}", status=REWARD_STATUS_OK, reward=n) for n in range(2)]
     references = [pack_logprobs(range(5)), pack_logprobs(range(3))]
     entry = LogEntry(index=4, verdict=VERDICT_TRAIN, group=stored.SerializeToString(), rewards=rewards, reference_logprobs=references)
-    sections = {"reward": {"service": "grpc://scorer:1"}, "schedule": {"steps": 10}, "algorithm": {"kl": 0.1, "normalize_std": False}}
-    return LoggedGroup("1-0", entry, RunSpec.model_validate({"name": "test", "model": {"path": "m"}, "data": {"train": "t"}} | sections))
+    return LoggedGroup("1-0", entry, RunSpec.model_validate(BODY | {"algorithm": {"kl": 0.1, "normalize_std": False}}))
+
+
+def test_the_baseline_of_a_group_has_a_label_and_no_advantage():
+    samples = [Sample(sample_id=f"4.{n}", n=n, spans=[span(0, 1)]) for n in range(2)]
+    rewards = [SampleReward(sample_id=f"4.{n}", status=REWARD_STATUS_OK, reward=2.0 - n) for n in range(2)]
+    entry = LogEntry(index=4, verdict=VERDICT_TRAIN, group=Group(index=4, samples=samples).SerializeToString(), rewards=rewards)
+    body = BODY | {"algorithm": {"name": "remax"}, "rollout": {"group_size": 2}}
+    found = [LoggedGroup("1-0", entry, RunSpec.model_validate(body)).sample(n, with_tokens=False) for n in range(2)]
+    assert [(sample.label, sample.advantage) for sample in found] == [("", 1.0), ("greedy", None)]
 
 
 def test_the_tokens_of_each_sequence_are_shown_apart(group):

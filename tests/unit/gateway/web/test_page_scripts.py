@@ -241,6 +241,8 @@ def test_a_sampled_response_shows_its_reward_and_its_advantage(script):
     judged = SAMPLE | {"reward": 0.5, "reward_status": "ok"}
     assert script("samples/sample_card.js", CARD, run_of("rl"), judged) == "moon 0.5 advantage\xa0\u22121.00"
     assert script("samples/sample_card.js", CARD, run_of("rl"), SAMPLE) == "moon not scored masked"
+    baseline = judged | {"advantage": None, "label": "greedy"}
+    assert script("samples/sample_card.js", CARD, run_of("rl"), baseline) == "moon 0.5 greedy"
 
 
 def test_what_a_teacher_judges_has_no_reward_and_is_not_masked(script):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gradbus.spec import InnerSpec
+from gradbus_trainer.learners.policy_step import anchored
 from gradbus_trainer.learners.torch import TorchLearner
 from gradbus_trainer.step.batch import Batch, prompt_groups
 from gradbus_trainer.step.minibatches import minibatches
@@ -37,8 +38,8 @@ def same(one, other):
 
 def on_policy(learner, batch):
     """The batch as the learner's policy would have sampled it."""
-    anchored = learner._anchored(batch).samples
-    return Batch(batch.step, [replace(sample, behaviour_logprobs=sample.proximal_logprobs, proximal_logprobs=None) for sample in anchored])
+    parts = zip(batch.samples, learner._present_logprobs(batch), strict=True)
+    return Batch(batch.step, [replace(sample, behaviour_logprobs=logprobs) for sample, logprobs in parts])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -113,10 +114,10 @@ def test_the_policy_before_the_step_bounds_every_update_of_it(learner, make_batc
     algorithm = {"importance": "decoupled", "clip": [0.01, 0.01]}
     inner, steps, unbounded = learner({"epochs": 2}, algorithm), learner({}, algorithm), learner({}, algorithm)
     batch = make_batch()
-    anchored = steps._anchored(batch)
-    assert all(sample.proximal_logprobs.dtype == np.float32 for sample in anchored.samples)
+    before = anchored(batch, steps._present_logprobs(batch))
+    assert all(sample.proximal_logprobs.dtype == np.float32 for sample in before.samples)
     found = inner.train(batch)
-    parts = [steps.train(Batch(step, anchored.samples)) for step in range(2)]
+    parts = [steps.train(Batch(step, before.samples)) for step in range(2)]
     assert same(state(inner), state(steps))
     assert parts[0].ratio.clipped_low + parts[0].ratio.clipped_high == 0.0
     assert found.ratio.clipped_low + found.ratio.clipped_high > 0.0
@@ -133,7 +134,7 @@ def test_a_step_without_weight_makes_no_update(learner):
 
 def written_out_kl(learner, before, part):
     """KL of the policy before the step to the present one, over the trainable tokens of a part; in Python's floats."""
-    now = learner._anchored(part).samples
+    now = anchored(part, learner._present_logprobs(part)).samples
     columns = (zip(one.proximal_logprobs, before[id(s)], s.trainable, strict=True) for one, s in zip(now, part.samples, strict=True))
     apart = [float(present) - float(past) for column in columns for present, past, counts in column if counts]
     return sum(math.exp(d) - 1.0 - d for d in apart) / len(apart)
@@ -144,8 +145,8 @@ def test_the_updates_end_after_the_first_that_finds_the_policy_too_far_away(lear
     """By hand: steps over the parts in place of the updates, and the KL of each before it."""
     fields, batch = {"epochs": 3, "minibatches": 2}, make_batch(0)
     by_hand, kls, states = learner(**KINDS[kind]), [], []
-    anchored = by_hand._anchored(batch).samples
-    before = {id(sample): one.proximal_logprobs for sample, one in zip(batch.samples, anchored, strict=True)}
+    with_anchor = anchored(batch, by_hand._present_logprobs(batch)).samples
+    before = {id(sample): one.proximal_logprobs for sample, one in zip(batch.samples, with_anchor, strict=True)}
     for number, part in enumerate(minibatches(batch, InnerSpec(**fields), 5)):
         kls.append(written_out_kl(by_hand, before, part))
         by_hand.train(Batch(number, part.samples))

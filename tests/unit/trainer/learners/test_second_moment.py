@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gradbus_kernels.models.causal_lm import load_causal_lm, packed_logprobs
+from gradbus_trainer.learners.policy_step import anchored
 from gradbus_trainer.learners.torch import TorchLearner
 from gradbus_trainer.step.batch import Batch
 
@@ -24,7 +25,7 @@ def learner(make_spec, model_folder):
 def stale(learner, batch, spread=0.8):
     """The batch as an older policy would have sampled it: log-probabilities around the learner's, some of them far away."""
     random = np.random.default_rng(7)
-    anchored = learner._anchored(batch).samples
+    with_anchor = anchored(batch, learner._present_logprobs(batch)).samples
     return Batch(
         batch.step,
         [
@@ -33,7 +34,7 @@ def stale(learner, batch, spread=0.8):
                 behaviour_logprobs=(sample.proximal_logprobs + spread * random.normal(size=len(sample.token_ids))).astype(np.float32),
                 proximal_logprobs=None,
             )
-            for sample in anchored
+            for sample in with_anchor
         ],
     )
 
@@ -93,7 +94,7 @@ def test_a_step_with_dropped_tokens_is_the_step_without_their_advantages(learner
     batch = stale(plain, make_batch())
     moments = [
         np.square(one.proximal_logprobs.astype(np.float64) - one.behaviour_logprobs)[one.trainable]
-        for one in bounded._anchored(batch).samples
+        for one in anchored(batch, bounded._present_logprobs(batch)).samples
     ]
     found = bounded.train(batch)
     ordered = np.sort(np.concatenate(moments))[::-1]
@@ -102,7 +103,7 @@ def test_a_step_with_dropped_tokens_is_the_step_without_their_advantages(learner
         replace(
             one, advantages=np.where(np.square(of.proximal_logprobs.astype(float) - one.behaviour_logprobs) >= bound, 0, one.advantages)
         )
-        for one, of in zip(batch.samples, plain._anchored(batch).samples, strict=True)
+        for one, of in zip(batch.samples, anchored(batch, plain._present_logprobs(batch)).samples, strict=True)
     ]
     plain.train(Batch(0, zeroed))
     assert same(bounded, plain)

@@ -255,6 +255,16 @@ def test_a_kl_in_the_reward_is_in_the_advantages_and_not_in_the_rewards_reported
     assert (stats.rewards, stats.to_json()["reward"]) == ([3.0, 1.0], 2.0)
 
 
+def test_a_greedy_sample_is_the_baseline_and_neither_trained_nor_counted_among_the_rewards():
+    item = collected(0, [(OK, 1.0), (OK, 3.0), (OK, 2.0)])
+    batch, stats = build(0, [item], AlgorithmSpec(name="remax"))
+    assert [single(row.advantages) for row in batch.samples] == [-1.0, 1.0]
+    assert (sorted(stats.rewards), stats.masked, len(stats.lengths)) == ([1.0, 3.0], 0, 3)
+    masked = collected(0, [(OK, 1.0), (INVALID, 0.0), (OK, 2.0)])
+    batch, stats = build(0, [masked], AlgorithmSpec(name="remax"))
+    assert ([single(row.advantages) for row in batch.samples], stats.rewards, stats.masked) == ([-1.0], [1.0], 1)
+
+
 def test_the_mean_kl_leaves_tokens_out_that_the_policy_did_not_choose():
     mixed = sample(0, 0)
     del mixed.spans[:]

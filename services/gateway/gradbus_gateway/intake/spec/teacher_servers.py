@@ -10,19 +10,19 @@ from typing import Final
 
 from gradbus.errors import Fault, ServiceAwayError, UserCodeError
 from gradbus.spec import RolloutSpec, ServedTeacherSpec, TeacherSpec
-from gradbus.tokenizer.tokenizer import Tokenizer
 from gradbus.user_services.addresses import TEACHER as NAMED
 from gradbus.user_services.addresses import AddressPolicy
 from gradbus.user_services.keys import ServiceKeys
 from gradbus.user_services.sglang import SGLangClient
 from gradbus_gateway.intake.model.intake import StoredModel
 from gradbus_gateway.intake.spec.service_address import AllowedHosts, address_faults
+from gradbus_gateway.intake.spelling import Spelling
 from gradbus_gateway.settings import TeacherSettings
 
 _FIELD: Final = "teacher.url"
 _SECONDS: Final = 20.0
 _COMPARISON_SECONDS: Final = 60.0
-"""Of all calls that compare tokenizers: other submissions wait meanwhile."""
+"""Of all calls that compare tokenizers."""
 _SHOWN: Final = 40
 _IDS_SHOWN: Final = 8
 
@@ -78,20 +78,18 @@ class SubmittedTeachers:
         except UserCodeError as error:
             return None, [Fault(_FIELD, str(error), url, "the address of an SGLang server that runs")]
 
-    async def tokenizer_fault(self, tokenizer: Tokenizer, url: str) -> Fault | None:
+    async def tokenizer_fault(self, spelling: Spelling, url: str) -> Fault | None:
         """Whether one of the policy's tokens is another one at the server.
 
         It is if its text has other ids there, and its id another text: a server may treat text otherwise, as around spaces, and have the
-        same tokens. Raises as `Tokenizer.spelled` does.
+        same tokens.
         """
-        first = 0
         try:
             async with asyncio.timeout(_COMPARISON_SECONDS), self._client(url) as client:
-                while mine := await tokenizer.spelled(first):
+                for first, mine in spelling.tokens():
                     if difference := await _difference(client, first, mine):
                         message = "judges the policy's tokens by their ids, and the server's tokenizer is another one"
                         return Fault(_FIELD, message, difference, "a server of a model with the policy's tokenizer")
-                    first += len(mine)
         except TimeoutError:
             message = f"its tokenizer could not be compared with the policy's within {_COMPARISON_SECONDS:g} s"
             return Fault(_FIELD, message, url, "a server that answers /tokenize faster; give it fewer other requests")

@@ -14,19 +14,20 @@ from gradbus_rollout.engines.sglang.routes import SampleRoutes
 
 
 class PartialSample:
-    """The tokens of one sample so far."""
+    """The tokens so far of sample `n` of its group."""
 
-    def __init__(self, group: PromptGroup, seed: int, config: SGLangConfig) -> None:
+    def __init__(self, group: PromptGroup, n: int, config: SGLangConfig) -> None:
         self._group = group
-        self._seed = seed
+        self._seed = group.seeds[n]
+        self._is_greedy = group.is_greedy(n)
         self._config = config
         self._ids: list[int] = []
         self._logprobs: list[float] = []
         self._spans: list[TokenSpan] = []
         self._routes: SampleRoutes | None = None
-        if config.routes is not None and not group.greedy:
+        if config.routes is not None and not self._is_greedy:
             # The first sample returns the prompt's for its group.
-            self._routes = SampleRoutes(config.routes, 0 if seed == group.seeds[0] else len(group.prompt_ids))
+            self._routes = SampleRoutes(config.routes, len(group.prompt_ids) if n else 0)
 
     def request(self, request_id: str, cache_key: str, adapter: str | None = None) -> dict[str, Any]:
         """Body of the request for the rest. The server shares cached prefixes only among requests with the same `cache_key`."""
@@ -47,7 +48,7 @@ class PartialSample:
             "sampling_seed": self._seed,  # read by a server in its deterministic mode only
         }
         # Only the likeliest token passes. With temperature 0 the log-probabilities would be those of another temperature.
-        return params | ({"min_p": 1.0} if self._group.greedy else {})
+        return params | ({"min_p": 1.0} if self._is_greedy else {})
 
     def take(self, reply: Mapping[str, Any], versions: Mapping[str, int]) -> Completion | None:
         """Appends a reply's tokens. Returns the sample when it is complete.

@@ -69,8 +69,8 @@ class GroupSampler:
         prefill: Interval | None = None
         if len(group.seeds) > 1 and len(group.prompt_ids) >= _SHARED_PREFIX_TOKENS:
             prefill = await self._share_prefix(group)
-        completions = tuple(await gather_or_cancel([self._sample(group, seed) for seed in group.seeds]))
-        return GroupCompletion(group.key, completions, prefill, None if group.greedy else self._config.routes)
+        completions = tuple(await gather_or_cancel([self._sample(group, n) for n in range(len(group.seeds))]))
+        return GroupCompletion(group.key, completions, prefill, None if group.is_greedy(0) else self._config.routes)
 
     async def _share_prefix(self, group: PromptGroup) -> Interval:
         """Puts the prompt into the server's prefix cache; otherwise each sample would prefill the prompt for itself."""
@@ -83,8 +83,8 @@ class GroupSampler:
                     await self._server.api.generate(body | {"lora_path": adapter}, self._settings.sample_seconds)
         return began, time.time_ns()
 
-    async def _sample(self, group: PromptGroup, seed: int) -> Completion:
-        partial, began, failures = PartialSample(group, seed, self._config), 0, 0
+    async def _sample(self, group: PromptGroup, n: int) -> Completion:
+        partial, began, failures = PartialSample(group, n, self._config), 0, 0
         while True:
             try:
                 async with self._slots.taken():

@@ -29,8 +29,20 @@ class Cache(Protocol):
         """All of its memory."""
         ...
 
+    def reserve(self, length: int) -> None:
+        """Make room for `length` positions a row."""
+        ...
+
     def copy_rows(self, rows: Tensor, source: Self, source_rows: Tensor, length: int) -> None:
         """Copy the first `length` positions of another cache's rows into `rows` of this one."""
+        ...
+
+    def read(self, row: int, start: int, end: int) -> Tensor:
+        """A copy of a row's entries from `start` to `end`, a chunk's: `[layers, 2, kv_heads, end - start, head_dim]`, keys, then values."""
+        ...
+
+    def put(self, row: int, start: int, entries: Tensor) -> None:
+        """Put what `read` gave into a row from `start` on, for which there is room."""
         ...
 
 

@@ -86,6 +86,19 @@ class KvCache:
                 copied = source._of_page((start, end))[..., :count, :].index_select(2, origin)
                 self._of_page((start, end))[..., :count, :].index_copy_(2, to, copied)
 
+    def read(self, row: int, start: int, end: int) -> Tensor:
+        """See `Cache`. A chunk lies in one page."""
+        return self._entries(row, start, end).clone()
+
+    def put(self, row: int, start: int, entries: Tensor) -> None:
+        """See `Cache`."""
+        self._entries(row, start, start + entries.shape[3]).copy_(entries)
+
+    def _entries(self, row: int, start: int, end: int) -> Tensor:
+        """Those of a row, in one page: `[layers, 2, kv_heads, end - start, head_dim]`."""
+        page = pages(end)[-1]
+        return self._of_page(page)[:, :, row, :, start - page[0] : end - page[0]]
+
     def _of_page(self, span: tuple[int, int]) -> Tensor:
         """A page of all layers, `[layers, 2, rows, kv_heads, length, head_dim]`."""
         start, end = (self._matrices.numel() * at for at in span)

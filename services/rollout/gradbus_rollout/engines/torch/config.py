@@ -18,7 +18,7 @@ _WIDENED: Final = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class TorchEngineConfig:
-    """Every field decides bits: two engines with equal settings give equal samples."""
+    """Every field but `kept_bytes` decides bits: two engines with equal settings give equal samples."""
 
     slots: int = 64
     """Samples decoded side by side; at least 4, because narrower batches use other kernels."""
@@ -33,6 +33,8 @@ class TorchEngineConfig:
     """Of the weights; see `compute_dtype`."""
     numerics: Literal["fast", "batch_invariant"] = "fast"
     """`batch_invariant`: log-probabilities have the bits of the trainer's; on a CPU."""
+    kept_bytes: int = 0
+    """Of keys and values that are kept for prompts that begin as earlier ones did."""
 
     def __post_init__(self) -> None:
         if self.slots < 4:

@@ -27,6 +27,7 @@ from gradbus_rollout.engines.torch.gpu.prefill import PackedPrefill
 from gradbus_rollout.engines.torch.gpu.step import DeviceStep
 from gradbus_rollout.engines.torch.model import DecoderModel
 from gradbus_rollout.engines.torch.prefill import Prefill
+from gradbus_rollout.engines.torch.prefixes import KeptPrefixes
 from gradbus_rollout.engines.torch.rows import Draws, Rows
 
 
@@ -41,12 +42,13 @@ class Scheduler:
         self._prefill: Prefill | PackedPrefill
         self._decode: Callable[[Rows], Draws]
         self._graphs: list[Replayed] = []
+        self._kept = KeptPrefixes(config.kept_bytes)
         if model.on_gpu:
-            packed, step = PackedPrefill(model, config.lanes, config.device), DeviceStep(model, self._cache, config)
+            packed, step = PackedPrefill(model, config.lanes, config.device, self._kept), DeviceStep(model, self._cache, config)
             self._prefill, self._decode = packed, step
             self._graphs = [packed.replayed, step.replayed]
         else:
-            self._prefill, self._decode = Prefill(model, config.lanes, config.device), self._decode_rows
+            self._prefill, self._decode = Prefill(model, config.lanes, config.device, self._kept), self._decode_rows
         self._rows = Rows(config, model.config.vocab_size)
         self._queue: deque[tuple[GenerateCall, int]] = deque()
         self._staged: deque[RunningSample] = deque()
@@ -69,7 +71,8 @@ class Scheduler:
         return [*self._cache.tensors, *self._prefill.cache.tensors]
 
     def drop_buffers(self) -> None:
-        """Frees what the next step makes again."""
+        """Frees what the next step makes again, and what is kept of prompts."""
+        self._kept.drop()
         self._model.drop_buffers()
         for graph in self._graphs:
             graph.drop()
@@ -82,6 +85,7 @@ class Scheduler:
     def begin_version(self, version: int) -> None:
         """The weights have changed: running samples begin a new span at their next token."""
         self._version = version
+        self._kept.drop()
         for row, sample in self._running.items():
             sample.begin_span(self._rows.drawn(row), version)
 
@@ -146,14 +150,24 @@ class Scheduler:
         logits = self._prefill.run([group.prompt_ids for group in self._lanes])
         # Filled in numpy, which takes a tenth of torch's time for a row.
         seeds = np.zeros((self._prefill.lanes, max(len(group.seeds) for group in self._lanes)), dtype=np.int64)
-        greedy = np.zeros(self._prefill.lanes, dtype=np.bool_)
         for lane, group in enumerate(self._lanes):
             seeds[lane, : len(group.seeds)] = group.seeds
-            greedy[lane] = group.greedy
         streams = torch.from_numpy(seeds)
-        uniforms = counter_uniform(streams, torch.zeros_like(streams))
-        self._first = self._checked(self._draw(logits, uniforms, torch.from_numpy(greedy) if greedy.any() else None))
+        self._first = self._checked(self._first_draws(logits, counter_uniform(streams, torch.zeros_like(streams))))
         self._prefilled = self._version
+
+    def _first_draws(self, logits: Tensor, uniforms: Tensor) -> Draws:
+        """First tokens of the samples of all lanes, from logits `[lanes, V]` and uniforms `[lanes, S]`."""
+        greedy = np.zeros(uniforms.shape, dtype=np.bool_)
+        for lane, group in enumerate(self._lanes):
+            greedy[lane, len(group.seeds) - group.greedy : len(group.seeds)] = True
+        lanes = greedy[:, 0]  # of greedy samples alone
+        drawn = self._draw(logits, uniforms, torch.from_numpy(lanes.copy()) if lanes.any() else None)
+        if (mixed := greedy.any(axis=1) & ~lanes).any():  # a lane's draws are greedy together, so those of a mixed one are made twice
+            likeliest = self._draw(logits, uniforms, torch.from_numpy(mixed))
+            last = greedy & mixed[:, None]
+            return Draws(*(np.where(last, best, other) for best, other in zip(likeliest, drawn, strict=True)))
+        return drawn
 
     def _copy_prompts(self, rows: list[int], samples: list[RunningSample]) -> None:
         device = self._config.device

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import safetensors.torch
@@ -17,6 +17,7 @@ from gradbus_trainer.step.batch import Batch, Origin, TrainSample
 
 Name = Literal["open", "train", "weight", "moment", "probe", "restore", "release", "rest", "stop"]
 _LENGTH_BYTES = 8
+_ROWS: Final = ("teacher_rows", "behaviour_rows")
 _NO_ORIGIN = Origin(-1, -1)
 """In place of that of a row which is a whole sample."""
 
@@ -57,8 +58,14 @@ def batch_tensors(batch: Batch) -> dict[str, torch.Tensor]:
     references = [sample.reference_logprobs for sample in samples if sample.reference_logprobs is not None]
     if len(references) == len(samples):
         columns["reference_logprobs"] = np.concatenate(references)
-    if any(sample.marks.cut_off for sample in samples):
-        columns["cut_off"] = np.array([sample.marks.cut_off for sample in samples])
+    if any(sample.marks != UNMARKED for sample in samples):
+        columns["marks"] = np.array([sample.marks for sample in samples])
+    for whose in _ROWS:
+        found = [getattr(sample, whose) for sample in samples]
+        if found[0] is not None:  # then every sample has them
+            columns[f"{whose}.ids"], columns[f"{whose}.logprobs"] = (np.concatenate(part) for part in zip(*found, strict=True))
+    if samples[0].routes is not None:
+        columns["routes"] = np.concatenate([sample.routes for sample in samples])
     if any(sample.origin is not None for sample in samples):
         columns["origins"] = np.array([sample.origin or _NO_ORIGIN for sample in samples])
     return {name: torch.from_numpy(np.array(column)) for name, column in columns.items()}
@@ -71,7 +78,13 @@ def batch_of(step: int, tensors: Mapping[str, torch.Tensor]) -> Batch:
     names = ("token_ids", "behaviour_logprobs", "trainable", "advantages", "reference_logprobs")
     rows: dict[str, Any] = {name: _rows(columns[name], columns["lengths"]) for name in names if name in columns}
     rows["origin"] = _origins(columns["origins"]) if "origins" in columns else [None] * len(prompts)
-    rows["marks"] = [SampleMarks(cut_off=cut) for cut in columns["cut_off"].tolist()] if "cut_off" in columns else [UNMARKED] * len(prompts)
+    rows["marks"] = [SampleMarks(*row) for row in columns["marks"].tolist()] if "marks" in columns else [UNMARKED] * len(prompts)
+    if "routes" in columns:
+        rows["routes"] = _rows(columns["routes"], columns["prompt_lengths"] + columns["lengths"])
+    for whose in _ROWS:
+        if f"{whose}.ids" in columns:
+            parts = (_rows(columns[f"{whose}.{part}"], columns["lengths"]) for part in ("ids", "logprobs"))
+            rows[whose] = list(zip(*parts, strict=True))
     return Batch(
         step,
         [TrainSample(prompt_ids=prompt, **{name: parts[n] for name, parts in rows.items()}) for n, prompt in enumerate(prompts)],

@@ -7,6 +7,7 @@ import contextlib
 import signal
 from pathlib import Path
 
+from gradbus.algorithms import Coefficients
 from gradbus.objects import materialise
 from gradbus.spec import RunSpec
 from gradbus.telemetry import configure_logging, get_logger
@@ -80,7 +81,8 @@ def _take_part(engine: RankEngine, command: Command) -> None:
     arguments = command.arguments
     match command.name:
         case "train":
-            engine.train(batch_of(arguments["step"], command.tensors), arguments["rate"])
+            coefficients = arguments["coefficients"] and Coefficients(**arguments["coefficients"])
+            engine.train(batch_of(arguments["step"], command.tensors), arguments["rate"], coefficients)
         case "weight":
             engine.weight(arguments["name"])
         case "moment":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,7 +18,7 @@ from gradbus_trainer.learners.base import StepMetrics
 from gradbus_trainer.learners.critic.critic import divided
 from gradbus_trainer.learners.deepspeed.commands import Command, batch_tensors
 from gradbus_trainer.learners.deepspeed.leader import Leader
-from gradbus_trainer.learners.deepspeed.rank_engine import MOMENTS
+from gradbus_trainer.learners.deepspeed.sharded.model import MOMENTS
 from gradbus_trainer.learners.gradient_step import before_step
 from gradbus_trainer.step.batch import Batch
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
@@ -41,11 +42,11 @@ class DeepSpeedLearner:
         """See `Learner`."""
         return sum(shape.numel() for shape in self._engine.shapes.values())
 
-    def train(self, batch: Batch, coefficients: Coefficients | None = None) -> StepMetrics:  # noqa: ARG002 - a run with them is refused
+    def train(self, batch: Batch, coefficients: Coefficients | None = None) -> StepMetrics:
         """See `Learner`. Each rank takes rows of about as many tokens; the loss is divided by the whole step's counts."""
         metrics = before_step(batch, self._step, self._spec)
         if batch.has_weight:
-            metrics = self._optimise(batch, metrics.learning_rate)
+            metrics = self._optimise(batch, metrics.learning_rate, coefficients)
         self._step = batch.step + 1
         return metrics
 
@@ -86,10 +87,11 @@ class DeepSpeedLearner:
         """See `Learner`."""
         self._lead(Command("rest"), self._engine.resume)
 
-    def _optimise(self, batch: Batch, rate: float) -> StepMetrics:
+    def _optimise(self, batch: Batch, rate: float, coefficients: Coefficients | None) -> StepMetrics:
         tensors = batch_tensors(batch) if self._leader.ranks.size > 1 else {}
-        command = Command("train", {"step": batch.step, "rate": rate}, tensors)
-        metrics = self._lead(command, lambda: self._engine.train(batch, rate))
+        sent = None if coefficients is None else asdict(coefficients)
+        command = Command("train", {"step": batch.step, "rate": rate, "coefficients": sent}, tensors)
+        metrics = self._lead(command, lambda: self._engine.train(batch, rate, coefficients))
         self._updates += metrics.updates
         return metrics
 

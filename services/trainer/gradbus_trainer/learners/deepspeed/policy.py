@@ -24,10 +24,11 @@ class Policy(torch.nn.Module):
         super().__init__()
         self.body = model.model
         self.head = _Head(model.head_weight)
+        self._routes_of = model.routes_of
 
     def forward(self, sequences: Sequence[TokenSequence], device: torch.device, at_head: AtHead[_Answer]) -> _Answer:
         """The operator's result for all response tokens, in order of sequence and position."""
-        batch = pack(sequences, device)
+        batch = pack(sequences, device, self._routes_of(sequences))
         hidden: Tensor = self.body(batch)
         answer: _Answer = self.head(hidden.index_select(0, batch.selected), batch.targets, at_head)
         return answer

@@ -67,6 +67,12 @@ class Ranks:
         if self.size > 1:
             dist.broadcast(tensor, 0, group=self._control)
 
+    def of_first(self, value: torch.Tensor | None, shape: torch.Size) -> torch.Tensor:
+        """Rank 0's tensor in float32, on this rank's device; the others have none."""
+        whole = torch.empty(shape) if value is None else value.to(torch.float32, copy=True).contiguous()
+        self.broadcast(whole)
+        return whole.to(self.device)
+
     def sum(self, tensor: torch.Tensor) -> None:
         """In place, over the ranks, on the tensor's device."""
         if self.size > 1:

@@ -51,6 +51,12 @@ def rows_before(batch: Batch, rank: int, ranks: int) -> int:
     return sum(owners[number] < rank for number in numbers)
 
 
+def idle_sample() -> TrainSample:
+    """A row that trains nothing."""
+    one, zero = np.zeros(1, np.int32), np.zeros(1, np.float32)
+    return TrainSample(one, one, zero, np.zeros(1, bool), zero, zero)
+
+
 def idle_piece(sample: TrainSample) -> Piece:
     """A piece that takes part in every collective and changes nothing."""
     return Piece([replace(sample, trainable=np.zeros_like(sample.trainable))], [0.0])

@@ -12,8 +12,8 @@ CONFIG = SGLangConfig(max_new_tokens=10, temperature=0.7, stop_token_ids=frozens
 VERSIONS = {"4-aa": 4, "5-bb": 5}
 
 
-def partial(greedy=False):
-    return PartialSample(PromptGroup("a", (1, 2), (77,), greedy), 77, CONFIG)
+def partial(n=0, greedy=0):
+    return PartialSample(PromptGroup("a", (1, 2), (77, 78), greedy), n, CONFIG)
 
 
 def reply(tokens, kind="stop", spans=(("4-aa", 0, None),), logprobs=None):
@@ -34,7 +34,9 @@ def test_a_request_carries_ids_temperature_stops_and_the_seed():
 
 
 def test_the_likeliest_token_is_asked_for_at_the_same_temperature():
-    assert partial(greedy=True).request("r", "3")["sampling_params"].items() >= {"temperature": 0.7, "min_p": 1.0}.items()
+    drawn, greedy = (partial(n, greedy=1).request("r", "3")["sampling_params"] for n in range(2))
+    assert greedy.items() >= {"temperature": 0.7, "min_p": 1.0}.items()
+    assert drawn == partial().request("r", "3")["sampling_params"]
 
 
 def test_a_reply_becomes_a_completion_with_exact_float32_bytes():

@@ -16,8 +16,7 @@ SHAPE = RouteShape(layers=(1, 3), all_layers=4, experts=256, chosen=2)
 
 
 def partial(n=0, shape=SHAPE, **changes):
-    group = PromptGroup("a", PROMPT, (77, 78), **changes)
-    return PartialSample(group, group.seeds[n], SGLangConfig(max_new_tokens=10, routes=shape))
+    return PartialSample(PromptGroup("a", PROMPT, (77, 78), **changes), n, SGLangConfig(max_new_tokens=10, routes=shape))
 
 
 def rows(first, end, shape=SHAPE):
@@ -118,4 +117,5 @@ def test_routes_of_another_model_are_refused(routes, message):
 
 def test_nothing_is_asked_for_without_replay_or_for_an_evaluation():
     assert "return_routed_experts" not in partial(shape=None).request("r", "4")
-    assert "return_routed_experts" not in partial(greedy=True).request("r", "4")
+    assert "return_routed_experts" not in partial(greedy=2).request("r", "4")
+    assert ["return_routed_experts" in partial(n, greedy=1).request("r", "4") for n in range(2)] == [True, False]

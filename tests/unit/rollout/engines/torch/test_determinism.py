@@ -56,6 +56,15 @@ async def test_a_sample_does_not_know_its_place_in_the_group(start_engine):
     assert [mixed[0].completions[n] for n in (2, 3, 0)] == list(expected)
 
 
+@pytest.mark.parametrize("max_new_tokens", [1, NEW])
+async def test_the_last_samples_of_a_group_can_be_greedy_and_the_others_are_as_without_them(start_engine, max_new_tokens):
+    engine, prompt = await start_engine(**CONFIG | {"max_new_tokens": max_new_tokens}), PROBE.prompt_ids
+    asked = [PROBE, PromptGroup("greedy", prompt, (1,), greedy=1), PromptGroup("mixed", prompt, (*PROBE.seeds, 1, 2), greedy=2)]
+    drawn, alone, mixed = [list(group.completions) for group in await engine.generate(asked)]
+    assert mixed == drawn + 2 * alone
+    assert any(one != alone[0] for one in drawn), "a seed draws something else than the likeliest token"
+
+
 async def test_admission_in_the_middle_of_others_changes_nothing(start_engine):
     engine = await start_engine(**CONFIG | {"slots": 4})
     crowd = asyncio.create_task(engine.generate([PromptGroup(str(i), (5,) * (1 + 13 * i), (i, i + 50)) for i in range(7)]))
@@ -72,7 +81,7 @@ async def test_long_neighbours_change_nothing(start_engine):
 
 
 async def test_a_sample_of_one_token_is_the_start_of_a_longer_one(start_engine):
-    asked = [PromptGroup(str(i), (5,) * (1 + 3 * i), (i, i + 50, i + 100), greedy=i % 2 == 1) for i in range(9)]
+    asked = [PromptGroup(str(i), (5,) * (1 + 3 * i), (i, i + 50, i + 100), greedy=i % 4) for i in range(9)]
     short, long = [await (await start_engine(slots=4, max_new_tokens=length)).generate(asked) for length in (1, NEW)]
     for cut, many in zip(short, long, strict=True):
         assert [one.token_ids for one in cut.completions] == [one.token_ids[:1] for one in many.completions]

@@ -23,7 +23,7 @@ from gradbus_rollout.engines.torch.version_format import WholeVersions
 NEW = 20
 CONFIG = {"slots": 8, "max_new_tokens": NEW, "stop_token_ids": frozenset({1, 2, 3})}
 PROBE = PromptGroup("probe", tuple(range(3, 20)), (11, 12, 13))
-CROWD = [PromptGroup(str(n), tuple((7 * n + at) % 48 for at in range(1 + 40 * n)), (n, n + 50), greedy=n % 2 == 1) for n in range(9)]
+CROWD = [PromptGroup(str(n), tuple((7 * n + at) % 48 for at in range(1 + 40 * n)), (n, n + 50), greedy=n % 3) for n in range(9)]
 
 
 @pytest.fixture(params=["reference", "triton"])

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from gradbus_trainer.learners.policy_step import anchored
 from gradbus_trainer.step.batch import Batch
 
 from .conftest import same, state
@@ -14,13 +15,17 @@ KINDS = ["full", "lora", "head"]
 FIELDS = {"value_lambda": 0.8, "gamma": 0.9, "policy_lambda": 0.7}
 
 
+def with_anchor(learner, batch):
+    return anchored(batch, learner._present_logprobs(batch))
+
+
 def on_policy(learner, batch):
     """The batch as if the policy before the step had sampled it."""
-    return Batch(batch.step, [replace(row, behaviour_logprobs=row.proximal_logprobs) for row in learner._anchored(batch).samples])
+    return Batch(batch.step, [replace(row, behaviour_logprobs=row.proximal_logprobs) for row in with_anchor(learner, batch).samples])
 
 
 def estimates_of(learner, batch):
-    found = learner._critic.estimate(learner._anchored(batch))
+    found = learner._critic.estimate(with_anchor(learner, batch))
     learner._critic.forget_gradient()
     return found
 
@@ -31,7 +36,7 @@ def test_targets_are_those_of_the_papers_sum(ppo, rewarded, kind, budget):
     learner = ppo({"micro_batch_tokens": budget}, kind=kind, target="vtrace", **FIELDS)
     for step in range(2):
         learner.train(rewarded(step, seed=step))
-    batch = learner._anchored(rewarded(2, seed=4))
+    batch = with_anchor(learner, rewarded(2, seed=4))
     found = estimates_of(learner, batch)
     assert any(not row.trainable.all() for row in batch.samples)
     for row, values, targets in zip(batch.samples, found.values, found.targets, strict=True):

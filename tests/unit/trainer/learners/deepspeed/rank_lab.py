@@ -28,7 +28,7 @@ class Engine:
     def __init__(self, _folder, _spec, ranks):
         self._ranks = ranks
 
-    def train(self, _batch, _rate):
+    def train(self, _batch, _rate, _coefficients=None):
         if self._ranks.rank == FAILING:
             if HOW == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -51,7 +51,7 @@ def main():
     spec = make_spec()
     engine = leading.open(Path("/"), spec)
     try:
-        leading.lead(engine, Command("train", {"step": 0, "rate": 0.1}), lambda: engine.train(None, 0.1))
+        leading.lead(engine, Command("train", {"step": 0, "rate": 0.1, "coefficients": None}), lambda: engine.train(None, 0.1))
     except Exception as error:
         ANSWER.write_text(f"{type(error).__name__}\n{leading.failure()}")
         raise

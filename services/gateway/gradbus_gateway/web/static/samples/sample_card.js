@@ -39,5 +39,5 @@ function details(run, sample) {
   const parts = Object.entries(sample.components).map(([name, value]) => `${name} ${number(value)}`);
   const trained = sample.advantage === null || trainsGiven(run.spec) ? [] : [`advantage\u00a0${signed(sample.advantage)}`];
   const outcome = sample.verdict === "train" ? (isMasked(run, sample) ? ["masked"] : trained) : [sample.verdict];
-  return [...parts, ...outcome, ...(sample.finish_reason === "stop" ? [] : ["truncated"])].join(" · ");
+  return [...(readsRewards(run.spec) && sample.label ? [sample.label] : []), ...parts, ...outcome, ...(sample.finish_reason === "stop" ? [] : ["truncated"])].join(" · ");
 }

@@ -92,6 +92,7 @@ function endOfSample(sample) {
 }
 
 function trainedStage(run, sample, trained, admitted) {
+  if (sample.label === "greedy") return stage("Baseline", null, "Not trained: its reward is the baseline of the other samples of its group.");
   if (isMasked(run, sample)) return stage("Masked", null, "Not trained: it could not be scored, or was truncated.", true);
   const oldest = Math.min(...sample.versions.filter((span) => span.trainable).map((span) => span.version));
   const isGiven = trainsGiven(run.spec);

@@ -78,6 +78,14 @@ class RowCache:
         into, origin = (cache._storage.flatten(0, 1) for cache in (self, source))
         copy_rows(into, rows, origin, source_rows, length)
 
+    def read(self, row: int, start: int, end: int) -> Tensor:
+        """See `Cache`."""
+        return self._storage[:, :, row, :, start:end].clone()
+
+    def put(self, row: int, start: int, entries: Tensor) -> None:
+        """See `Cache`."""
+        self._storage[:, :, row, :, start : start + entries.shape[3]] = entries
+
 
 def _grown(like: Tensor, filled: Tensor, capacity: int) -> Tensor:
     """A storage of this capacity where `like` is, with what `filled` has. Raises torch.OutOfMemoryError."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from gradbus_rollout.engines.torch.attention import Decoder
 from gradbus_rollout.engines.torch.gpu.cache import RowCache
 from gradbus_rollout.engines.torch.gpu.graph import Replayed
+from gradbus_rollout.engines.torch.prefixes import KeptPrefixes
 
 _CHUNK: Final = 128
 """Tokens of a chunk. Chunks begin at its multiples, so a position's chunk depends on the position alone."""
@@ -22,9 +23,10 @@ _AT_ONCE: Final = 16
 class PackedPrefill:
     """A cache of `lanes` prompts, and of a row more for chunks that fill up a forward."""
 
-    def __init__(self, model: Decoder, lanes: int, device: str) -> None:
+    def __init__(self, model: Decoder, lanes: int, device: str, kept: KeptPrefixes | None = None) -> None:
         self._model = model
         self._device = device
+        self._kept = kept or KeptPrefixes(0)
         self._last = torch.zeros(lanes, model.config.hidden_size, dtype=model.dtype, device=device)
         self._within = torch.arange(_CHUNK, device=device)
         self._tokens = torch.zeros(_AT_ONCE, _CHUNK, dtype=torch.int64, device=device)
@@ -40,9 +42,11 @@ class PackedPrefill:
 
         Returns the logits that follow each prompt, `[lanes, vocab]`; what other lanes get has no meaning.
         """
-        chunks = [(lane, start) for lane, prompt in enumerate(prompts) for start in range(0, len(prompt), _CHUNK)]
+        spans = [(start, start + _CHUNK) for start in range(0, max(map(len, prompts)), _CHUNK)]
+        self.cache.reserve(spans[-1][1])
+        held = [self._kept.restore(prompt, spans, lane, self.cache) for lane, prompt in enumerate(prompts)]
+        chunks = [(lane, start) for lane, prompt in enumerate(prompts) for start in range(held[lane], len(prompt), _CHUNK)]
         fill = -len(chunks) % _AT_ONCE
-        self.cache.reserve(max(start for _, start in chunks) + _CHUNK)
         tokens = np.zeros((len(chunks) + fill, _CHUNK), dtype=np.int64)
         ends = []  # of each prompt, the index of its last token among all
         for number, (lane, start) in enumerate(chunks):
@@ -52,6 +56,8 @@ class PackedPrefill:
                 ends.append(number * _CHUNK + len(part) - 1)
         places = np.array([*chunks, *[(self.lanes, 0)] * fill])
         self._forward(len(chunks), torch.from_numpy(tokens).to(self._device), torch.from_numpy(places).to(self._device), np.array(ends))
+        for lane, prompt in enumerate(prompts):
+            self._kept.keep(prompt, spans, lane, self.cache)
         return self._model.logits(self._last)
 
     def _forward(self, count: int, tokens: Tensor, places: Tensor, ends: np.ndarray) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import deepspeed
 import torch
@@ -17,10 +18,26 @@ from gradbus.formats.model_weights import check_weights
 from gradbus_kernels.models.causal_lm import checked_tensors, correct_routers, empty_causal_lm
 from gradbus_kernels.models.decoder import CausalLM
 from gradbus_kernels.models.loading import loading
+from gradbus_kernels.models.reward.model import RewardModel, checked_reward_tensors, empty_reward_model
 from gradbus_trainer.learners.deepspeed.ranks import Ranks
 from gradbus_trainer.tensors.lazy_tensors import LazyTensors
 
 _Result = TypeVar("_Result")
+_Model = TypeVar("_Model", CausalLM, RewardModel)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReader(Generic[_Model]):
+    """How models of a kind are read tensor by tensor."""
+
+    empty: Callable[[Path, torch.dtype], _Model]
+    """The model without its weights, on the device `meta`."""
+    tensors: Callable[[_Model, Path], Iterator[tuple[str, torch.Tensor]]]
+    """Its stored weights, each with its name."""
+
+
+POLICIES: Final = ModelReader(empty_causal_lm, checked_tensors)
+REWARD_MODELS: Final = ModelReader(empty_reward_model, checked_reward_tensors)
 
 
 def agreed(ranks: Ranks, work: Callable[[], _Result]) -> _Result:
@@ -35,13 +52,13 @@ def agreed(ranks: Ranks, work: Callable[[], _Result]) -> _Result:
     return found
 
 
-def load_shards(folder: Path, dtype: torch.dtype, config: Mapping[str, Any], ranks: Ranks) -> CausalLM:
+def load_shards(reader: ModelReader[_Model], folder: Path, dtype: torch.dtype, config: Mapping[str, Any], ranks: Ranks) -> _Model:
     """The model in `folder`, its weights in `dtype` divided among the ranks. `config` is DeepSpeed's.
 
     Beside its shard a rank holds one whole tensor. Raises ModelError on every rank if one of them cannot go on.
     """
-    model = agreed(ranks, lambda: _without_weights(folder, dtype, ranks.device))
-    tensors = checked_tensors(model, folder)
+    model = agreed(ranks, lambda: _without_weights(reader, folder, dtype, ranks.device))
+    tensors = reader.tensors(model, folder)
     first: nn.Parameter | None = None
     while entry := agreed(ranks, lambda: _next(tensors)):
         ((name, tensor),) = entry
@@ -74,10 +91,10 @@ def stored_weights(folder: Path, names: Mapping[str, torch.Size]) -> LazyTensors
     return LazyTensors({name: names[name] for name in files}, read)
 
 
-def _without_weights(folder: Path, dtype: torch.dtype, device: torch.device) -> CausalLM:
+def _without_weights(reader: ModelReader[_Model], folder: Path, dtype: torch.dtype, device: torch.device) -> _Model:
     """The model with what it reads beside its weights, which each rank holds whole: the corrections of routers."""
     with loading():
-        return correct_routers(empty_causal_lm(folder, dtype), folder, device)
+        return correct_routers(reader.empty(folder, dtype), folder, device)
 
 
 def _next(tensors: Iterator[tuple[str, torch.Tensor]]) -> tuple[tuple[str, torch.Tensor], ...]:

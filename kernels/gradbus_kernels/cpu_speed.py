@@ -1,0 +1,143 @@
+"""How fast one core of this machine is at what a step consists of, in about two seconds: `python -m gradbus_kernels.cpu_speed WIDTH`.
+
+`gradbus plan --cpu` rests on it. A core that is busy with other processes is measured by the seconds that it gave to this one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from gradbus_kernels.models.dtypes import DTYPES
+from gradbus_kernels.operators import sample_at
+from gradbus_kernels.operators.decoder_layer.norm import rms_norm
+from gradbus_kernels.operators.decoder_layer.swiglu import swiglu
+from gradbus_kernels.operators.linear.api import linear
+
+_TOKENS: Final = 2048
+"""Of a product and a pass; what they read and write is more than a core's caches hold."""
+_ROWS: Final = 64
+"""Of a decode step."""
+_CACHED: Final = 64 << 20
+"""Bytes of keys and values, and of the weights that decode steps read in turn."""
+_COPIED: Final = 128 << 20
+_HEADS: Final = 2
+"""Queries that share a key, of `_HEAD` elements."""
+_HEAD: Final = 64
+_PAGE: Final = 128
+_VOCABULARY: Final = 8192
+_CALLS: Final = 300
+_REPEATS: Final = 3
+
+
+def measure(width: int) -> dict[str, float | dict[str, float]]:
+    """Rates of one core for a model whose hidden states have `width` elements; those that depend on it by dtype of the spec.
+
+    `training` and `decode`: FLOP/s of products of many rows and of a decode step's. `kept`: elements/s that a forward pass keeps and its
+    backward pass reads. `attended`: elements/s of a cache. `drawn`: logits/s of the sampler. `copied`: bytes/s, each read and written.
+    `operator`: seconds of an operator that has nothing to do.
+    """
+    torch.set_num_threads(1)
+    by_dtype = {"training": _training, "decode": _decode, "kept": _kept, "attended": _attended}
+    found = {name: {dtype: rate(width, DTYPES[dtype]) for dtype in DTYPES} for name, rate in by_dtype.items()}
+    return {**found, "drawn": _drawn(), "copied": _copied(), "operator": _operator()}
+
+
+def _training(width: int, dtype: torch.dtype) -> float:
+    x, weight = _random(_TOKENS, width, dtype=dtype), _random(2 * width, width, dtype=dtype)
+    x.requires_grad_()
+    weight.requires_grad_()
+
+    def both_ways() -> None:
+        out = linear(x, weight)
+        torch.autograd.grad(out, (x, weight), out.detach())
+
+    return 6 * x.numel() * len(weight) / _seconds(both_ways)
+
+
+def _decode(width: int, dtype: torch.dtype) -> float:
+    x = _random(_ROWS, width, dtype=dtype)
+    count = max(1, _CACHED // (2 * width * width * dtype.itemsize))
+    weights = [_random(2 * width, width, dtype=dtype) for _ in range(count)]
+
+    def every() -> None:
+        for weight in weights:
+            linear(x, weight)
+
+    with torch.inference_mode():
+        return 2 * x.numel() * 2 * width * count / _seconds(every)
+
+
+def _kept(width: int, dtype: torch.dtype) -> float:
+    x, scale = _random(_TOKENS, 2 * width, dtype=dtype), _random(2 * width, dtype=dtype)
+    x.requires_grad_()
+
+    def both_ways() -> None:
+        normed = rms_norm(x, scale, 1e-6)
+        gated = swiglu(normed)
+        torch.autograd.grad(gated, x, gated.detach())
+
+    return (2 * x.numel() + x.numel() // 2) / _seconds(both_ways)
+
+
+def _attended(width: int, dtype: torch.dtype) -> float:  # noqa: ARG001 - heads have their own
+    rows = _CACHED // (2 * _PAGE * _HEAD * dtype.itemsize)
+    queries, keys = _random(rows, _HEADS, _HEAD, dtype=dtype), _random(rows, _PAGE, _HEAD, dtype=dtype).transpose(1, 2)
+    values = _random(rows, _PAGE, _HEAD, dtype=dtype)
+
+    def attend() -> None:
+        torch.bmm(torch.bmm(queries, keys).float().softmax(-1).to(dtype), values)
+
+    with torch.inference_mode():
+        return (keys.numel() + values.numel()) / _seconds(attend)
+
+
+def _drawn() -> float:
+    logits, uniforms = _random(_ROWS, _VOCABULARY), torch.full((_ROWS,), 0.5, dtype=torch.float64)
+    with torch.inference_mode():
+        return logits.numel() / _seconds(lambda: sample_at(logits, uniforms))
+
+
+def _copied() -> float:
+    source = torch.ones(_COPIED, dtype=torch.uint8)
+    target = torch.ones_like(source)
+    return 2 * _COPIED / _seconds(lambda: target.copy_(source))
+
+
+def _operator() -> float:
+    small, out = torch.ones(_ROWS, 16), torch.ones(_ROWS, 16)
+
+    def calls() -> None:
+        for _ in range(_CALLS):
+            torch.add(small, small, out=out)
+
+    with torch.inference_mode():
+        return _seconds(calls) / _CALLS
+
+
+def _random(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.rand(shape).sub_(0.5).to(dtype)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    """Of this process, in the fastest of some calls after a first one."""
+    work()
+    seconds = []
+    for _ in range(_REPEATS):
+        began = time.process_time()
+        work()
+        seconds.append(time.process_time() - began)
+    return min(seconds)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Measures one core of this machine.")
+    parser.add_argument("width", type=int, help="Elements of a model's hidden states.")
+    sys.stdout.write(json.dumps(measure(parser.parse_args().width)) + "\n")
