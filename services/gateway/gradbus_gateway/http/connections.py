@@ -193,7 +193,7 @@ class BoundedConnection(HttpToolsProtocol):
         if self._part == "head" or not limits.body_bytes_per_second:
             return
         if self.flow.read_paused:  # the application is slow, not the client
-            self._since, self._body_bytes = now, 0
+            self._since, self._body_bytes, self._pieces = now, 0, 0
         elif now - self._since > limits.body_grace_seconds + self._body_bytes / limits.body_bytes_per_second:
             detail = f"the body comes slower than {limits.body_bytes_per_second:g} bytes a second; {_AGAIN}"
             self._refuse(HTTPStatus.REQUEST_TIMEOUT, "slow_body", detail)
