@@ -149,6 +149,14 @@ async def test_a_reward_model_leaves_the_accelerator_while_it_is_idle_if_the_run
         np.testing.assert_array_equal([await scores(one) for one in served], before)
 
 
+async def test_on_a_cpu_it_stays_and_scores_the_same(stub, run_id, new_run, folder):
+    """In the service as it runs, which has no accelerator."""
+    leaving = await new_run(folder / "model", folder / "scorer", offload=True)
+    found = [(await stub.Score(request(run, samples(0)), timeout=60)).results for run in (run_id, leaving)]
+    assert list(found[0]) == list(found[1])
+    assert {result.status for result in found[1]} == {OK}
+
+
 async def test_the_run_that_used_a_reward_model_last_says_whether_it_leaves(models, new_run, folder, model, scorer):
     cache, _ = models
     leaving, staying = [await new_run(folder / "model", folder / "scorer", offload=offload) for offload in (True, False)]

@@ -48,8 +48,9 @@ def test_another_teacher_takes_nothing_of_the_runs_teacher_with_it_but_its_setti
 
 
 @pytest.mark.parametrize(("parent", "change", "found"), CHANGES)
-def test_another_reward_model_takes_nothing_of_the_runs_with_it(parent, change, found):
-    assert given(fork_of({"reward": {"model": parent}}, {"reward": {"model": change}})["reward"]["model"]) == found
+def test_another_reward_model_takes_nothing_of_the_runs_with_it_but_its_settings(parent, change, found):
+    fork = fork_of({"reward": {"model": parent | {"offload": True}}}, {"reward": {"model": change}})
+    assert given(fork["reward"]["model"]) == found | {"offload": True}
 
 
 def test_a_teachers_server_is_asked_anew_what_it_has():

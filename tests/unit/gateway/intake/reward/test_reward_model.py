@@ -40,6 +40,16 @@ async def test_the_folder_is_stored_by_digests(intake, objects, body, tmp_path):
     assert (await intake.accept(spec.model_dump(), "key")) == spec, "a stored spec can be submitted again"
 
 
+async def test_whether_it_leaves_the_accelerator_is_stored_and_only_a_reward_model_may(intake, refused, body):
+    leaving = body | {"reward": {"model": {"path": "scorer", "offload": True}}}
+    assert ((await intake.accept(leaving, "key")).reward.model.offload, (await intake.accept(body, "key")).reward.model.offload) == (
+        True,
+        False,
+    )
+    assert "given 30; allowed: true or false" in await refused(body | {"reward": {"model": {"path": "scorer", "offload": 30}}})
+    assert (await refused(body | {"model": {"path": "model", "offload": True}})).startswith("model.offload: unknown field")
+
+
 @pytest.mark.parametrize(
     ("labels", "config", "words"),
     [
