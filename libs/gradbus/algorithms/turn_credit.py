@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from gradbus.algorithms.estimators import Estimator, ValidSamples
+from gradbus.algorithms.sequences import numbered_sequences
 from gradbus.formats.tokens import token_count
 from gradbus.v1.sample_pb2 import Sample
 
@@ -60,7 +61,7 @@ def trajectory_turns(sample: Sample) -> Sequence[TurnStart]:
 
 def _first_tokens(sample: Sample) -> list[int]:
     """Where each sequence of a sample begins among the tokens of all."""
-    lengths = [token_count(part.token_ids) for part in (sample, *sample.forks)]
+    lengths = [token_count(part.token_ids) for part in numbered_sequences(sample)]
     return list(accumulate(lengths[:-1], initial=0))
 
 
