@@ -3,7 +3,7 @@
     python benchmarks/algorithms.py [--presets grpo ppo ...] [--staleness 1 8] [--seeds 1] [--steps 300]
 
 A run is deterministic, so its result does not depend on the machine's load. All have the demo's learning rate and as many samples a step; a
-preset that takes one sample of a prompt is also run with 256 prompts instead of 32 x 8.
+preset that needs fewer samples of a prompt than the demo's 8 is also run with its fewest, and with so many more prompts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ from gradbus.embedded import StateFolder
 from gradbus.spec import PRESETS
 from gradbus.spec.presets import CRITICS
 
-SINGLE: Final = ("ppo", "sao", "reinforce_pp")
+FEWEST: Final[Mapping[str, int]] = {"ppo": 1, "sao": 1, "reinforce_pp": 1, "remax": 2}
+"""Samples of a prompt."""
+_OTHER_RUNS: Final = ("opd", "gdpo")
+"""Presets that need a teacher, or several rewards."""
 _FIELDS: Final[Mapping[str, Json]] = {"dapo": {"overlong_penalty": 0.0}, "score_centering": {"centering": 8}}
 """The task's right answers fill the limit of their tokens, and its vocabulary has 56."""
 _CRITIC: Final = {"learning_rate": 1e-3, "warmup_steps": 0}
@@ -86,8 +89,8 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
     """All runs, those of a seed together, for they share a base model."""
     for seed, staleness, preset in product(range(options.seeds), options.staleness, options.presets):
         yield Case(preset, 8, staleness, seed, options.steps)
-        if preset in SINGLE:
-            yield Case(preset, 1, staleness, seed, options.steps)
+        if preset in FEWEST:
+            yield Case(preset, FEWEST[preset], staleness, seed, options.steps)
 
 
 def table(results: list[dict[str, Any]]) -> str:
@@ -133,8 +136,9 @@ def table(results: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     """Runs all cases and writes both files after each; a case that is in the file already is not run again."""
+    trained = [name for name in PRESETS if name not in _OTHER_RUNS]
     parser = argparse.ArgumentParser(description="Algorithms on the demo's task.")
-    parser.add_argument("--presets", nargs="+", choices=tuple(PRESETS), default=list(PRESETS))
+    parser.add_argument("--presets", nargs="+", choices=trained, default=trained)
     parser.add_argument("--staleness", nargs="+", type=int, default=[1])
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=300)

@@ -7,7 +7,7 @@ from gradbus.algorithms.estimators import ESTIMATORS
 from gradbus.algorithms.held_out import held_out_loss
 from gradbus.algorithms.needs import learner_computes_reference, need_faults, needs_reference_logprobs, needs_reference_service
 from gradbus.algorithms.of_run import algorithm_of, metric_names_of
-from gradbus.algorithms.sequences import joined, sequences
+from gradbus.algorithms.sequences import joined, numbered_sequences, sequences
 
 __all__ = [
     "ESTIMATORS",
@@ -30,6 +30,7 @@ __all__ = [
     "need_faults",
     "needs_reference_logprobs",
     "needs_reference_service",
+    "numbered_sequences",
     "sequences",
     "step_coefficients",
 ]

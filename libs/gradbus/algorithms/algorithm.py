@@ -21,7 +21,7 @@ from gradbus.algorithms.estimators import ESTIMATORS, STD_EPSILON, Estimator, Va
 from gradbus.algorithms.reward_kl import TokenKls, add_teacher, returns_to_go, token_kls
 from gradbus.algorithms.sequences import sequences
 from gradbus.algorithms.shaping import overlong_shaped
-from gradbus.algorithms.turn_credit import TurnStart, turn_advantages, turn_starts
+from gradbus.algorithms.turn_credit import TurnStart, trajectory_turns, turn_advantages, turn_starts
 from gradbus.spec import AlgorithmSpec
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK, SampleReward
 from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, Sample
@@ -143,7 +143,8 @@ class Algorithm:
         truncated = [sample.finish_reason == FINISH_REASON_LENGTH for sample in samples]
         lengths = [_trainable_tokens(sample) for sample in samples] if self.needs_lengths else ()
         scored = [rewards[sample.sample_id] for sample in samples] if self.is_scored else [_UNSCORED] * len(samples)
-        turns = [turn_starts(sample) for sample in samples] if self.credits_turns else ()
+        starts_of = trajectory_turns if self.needs_critic else turn_starts
+        turns = [starts_of(sample) for sample in samples] if self.credits_turns else ()
         return self.compute_advantages(scored, truncated, lengths, kls, turns, greedy)
 
     def _greedy_reward(self, sample: Sample, scored: ScoredSample) -> float | None:

@@ -186,7 +186,7 @@ ESTIMATORS: Final[Mapping[str, Estimator]] = {
         reads_components=True,
         unfit=_without_components,
     ),
-    "gae": Estimator(_reward, "by token, [from a critic's values](#ppo)", "one; a critic", least_samples=1, by_token=True),
+    "gae": Estimator(_reward, "by token, [from a critic's values](#ppo)", "one; a critic", least_samples=1, by_turn=True, by_token=True),
     "distill": Estimator(_nothing, "by token, [log π_T - log μ](#distillation); no rewards", "one; a teacher", least_samples=1),
 }
 """By `algorithm.advantage`."""

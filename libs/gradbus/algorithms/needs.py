@@ -40,7 +40,7 @@ def _turn_faults(spec: RunSpec, *, by_turn: bool) -> Iterator[Fault]:
     algorithm = spec.algorithm
     if not by_turn:
         message = f"advantage = {algorithm.advantage} does not compare returns of turns by their mean"
-        yield Fault("environment.credit", message, '"turn"', '"episode", or algorithm.advantage "grpo", "rloo" or "reinforce"')
+        yield Fault("environment.credit", message, '"turn"', '"episode", or algorithm.advantage "grpo", "rloo", "reinforce" or "gae"')
     if algorithm.kl and algorithm.kl_place == "reward":
         message = "a KL in the reward is one of tokens, and no turn's"
         yield Fault("environment.credit", message, '"turn"', '"episode", or algorithm.kl_place = "loss"')

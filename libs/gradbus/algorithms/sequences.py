@@ -20,6 +20,11 @@ def sequences(sample: Sample) -> Sequence[Sample | Fork]:
     return (sample, *forks) if sample.token_ids else tuple(forks)
 
 
+def numbered_sequences(sample: Sample) -> Sequence[Sample | Fork]:
+    """By the numbers that turns have: 0 is the sample's own, also where it has no token, k its k-th fork."""
+    return (sample, *sample.forks)
+
+
 def joined(sample: Sample) -> Sample:
     """The sample as if its sequences were one; the sample itself if it has no forks. What is made has no text, seed and episode."""
     if not sample.forks:

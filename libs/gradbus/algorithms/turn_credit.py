@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from gradbus.algorithms.estimators import Estimator, ValidSamples
+from gradbus.algorithms.sequences import numbered_sequences
 from gradbus.formats.tokens import token_count
 from gradbus.v1.sample_pb2 import Sample
 
@@ -30,9 +31,8 @@ class TurnStart(NamedTuple):
 def turn_starts(sample: Sample) -> Sequence[TurnStart]:
     """The turns of a sample's episode in the order of its tokens, sequence by sequence. A fork's first turn has none before it, unless it
     goes on from a turn without the thinking so far."""
-    lengths = [token_count(sample.token_ids), *(token_count(fork.token_ids) for fork in sample.forks)]
-    first = [0, *accumulate(lengths)]
-    numbers, earned = [0] * len(lengths), [0.0] * len(lengths)
+    first = _first_tokens(sample)
+    numbers, earned = [0] * len(first), [0.0] * len(first)
     after: list[tuple[int, float]] = []
     """Of each turn: turns up to it in its conversation, and their rewards."""
     found: list[TurnStart] = []
@@ -45,6 +45,24 @@ def turn_starts(sample: Sample) -> Sequence[TurnStart]:
         earned[at] += turn.reward  # 0.0 if the environment gave none
         after.append((numbers[at], earned[at]))
     return sorted(found)
+
+
+def trajectory_turns(sample: Sample) -> Sequence[TurnStart]:
+    """The same turns as a critic estimates advantages of them, whose trajectory has the sequences one after the other.
+
+    Before a turn is each one whose tokens come first, so the return of a token is the sum of the rewards from its turn on, and the
+    difference of two neighbours is what was earned between them.
+    """
+    first = _first_tokens(sample)
+    turns = sorted([(first[turn.sequence] + turn.start, turn.reward) for turn in sample.episode.turns])
+    earned = accumulate([reward for _, reward in turns], initial=0.0)
+    return [TurnStart(token, number, before) for number, ((token, _), before) in enumerate(zip(turns, earned, strict=False))]
+
+
+def _first_tokens(sample: Sample) -> list[int]:
+    """Where each sequence of a sample begins among the tokens of all."""
+    lengths = [token_count(part.token_ids) for part in numbered_sequences(sample)]
+    return list(accumulate(lengths[:-1], initial=0))
 
 
 def turn_advantages(estimator: Estimator, returns: Sequence[float], turns: Sequence[Sequence[TurnStart]]) -> list[list[float]]:

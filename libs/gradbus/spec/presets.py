@@ -116,10 +116,11 @@ ABOUT: Final[Mapping[str, Preset]] = {
         "rewards whose scale differs between prompts",
         {"normalize_std": False, "whiten": "tokens", "kl": 0.01, "kl_estimator": "k2", "filter": "none"},
     ),
+    # With a ratio and a clip, as in verl: on-policy they are idle.
     "remax": Preset(
         "2310.10505",
         "two samples a prompt, `rollout.group_size` = 2: one is trained, [the other is its baseline](#a-greedy-baseline)",
-        {"advantage": "remax", "normalize_std": False, "filter": "none", "importance": "none", "trust_region": "none"},
+        {"advantage": "remax", "normalize_std": False, "filter": "none"},
     ),
     "opo": Preset(
         "2505.23585",

@@ -106,7 +106,7 @@ class RolloutSpec(Section):
 
     engine: EngineName = "torch"
     slots: Integer = Field(64, ge=4, le=1024, description="Samples decoded at once; constant during a run, for it affects bits.")
-    group_size: Integer = Field(8, ge=1, le=1024, description="Samples of one prompt.")
+    group_size: Integer = Field(8, ge=1, le=1024, description="Samples of one prompt, a greedy one among them if that is the baseline.")
     max_new_tokens: Integer = Field(128, ge=1, le=131072)
     max_prompt_tokens: Integer | None = Field(
         None, ge=1, le=1 << 24, description="Longer prompts are refused. Default: what fits the context."

@@ -89,9 +89,10 @@ async def test_a_run_whose_episodes_are_divided_trains_the_same_and_comes_back_t
     assert await digest(killed) == await digest(forked)
 
 
-async def test_credit_of_turns_has_the_bits_of_episodes_if_rewards_come_at_the_end_and_others_if_not(new_run, make_spec):
+@pytest.mark.parametrize("name", ["grpo", "ppo"])
+async def test_credit_of_turns_has_the_bits_of_episodes_if_rewards_come_at_the_end_and_others_if_not(new_run, make_spec, name):
     def spec(credit):
-        return make_spec(environment={"service": "http://world:1", "credit": credit})
+        return make_spec(algorithm={"name": name}, environment={"service": "http://world:1", "credit": credit})
 
     found = {}
     for credit, early in (("episode", 0.0), ("turn", 0.0), ("episode", 0.5), ("turn", 0.5)):

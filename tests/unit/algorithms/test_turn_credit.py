@@ -129,7 +129,7 @@ def test_turn_credit_has_less_variance_than_that_of_episodes():
     assert smaller < larger
 
 
-@pytest.mark.parametrize("advantage", ["grpo", "rloo", "reinforce"])
+@pytest.mark.parametrize("advantage", ["grpo", "rloo", "reinforce", "gae"])
 @pytest.mark.parametrize("normalize_std", [True, False])
 @pytest.mark.parametrize("scorer", [0.0, 0.3])
 def test_rewards_at_the_end_have_the_bits_of_episodes(advantage, normalize_std, scorer):
@@ -182,13 +182,29 @@ def test_a_forks_first_turn_has_none_before_it_and_its_episode_is_compared_by_it
     assert rows[0] == [1.5, 1.5, 2.5, 2.5, 1.5, 1.5, 1.0]
 
 
+def test_a_critics_trajectory_has_each_reward_at_the_end_of_its_turn():
+    """Returns from each token on, whose differences a critic takes: 2 and 1 of the own turns, 4 of the fork's first, .5 of the scorer."""
+    forked = episode(0, 2.0, 1.0)
+    forked.forks.append(Fork(token_ids=pack_ids(range(3))))
+    forked.episode.turns.extend([Turn(start=0, end=1, reward=4.0, sequence=1), Turn(start=2, end=3, sequence=1)])
+    group, [row] = judge([forked], totals=[7.5], advantage="gae", **EXACT)
+    assert [part.start for part in group.by_turn[0]] == [0, 2, 4, 6]
+    assert row == [7.5, 7.5, 5.5, 5.5, 4.5, 4.5, 0.5]
+    assert (-np.diff(row, append=0.0)).tolist() == [0.0, 2.0, 0.0, 1.0, 0.0, 4.0, 0.5]
+    later = forked.episode.turns[2]
+    later.after_turn = 0
+    assert judge([forked], totals=[7.5], advantage="gae", **EXACT)[1] == [row], (
+        "a trajectory has one order, whichever turn a fork goes on from"
+    )
+
+
 def run(credit="turn", **algorithm):
     body = {"name": "test", "model": {"path": "m"}, "data": {"train": "t"}, "schedule": {"steps": 100}, "algorithm": algorithm}
     return parse_spec(body | {"environment": {"service": "http://world:1", "credit": credit}})
 
 
-@pytest.mark.parametrize("name", ["grpo", "dapo", "gspo", "dr_grpo", "reinforce_pp_baseline"])
-def test_a_run_by_returns_less_their_mean_may_credit_turns(name):
+@pytest.mark.parametrize("name", ["grpo", "dapo", "gspo", "dr_grpo", "reinforce_pp_baseline", "ppo", "sao"])
+def test_a_run_by_returns_less_their_mean_or_a_value_may_credit_turns(name):
     assert list(need_faults(run(name=name))) == []
     algorithm = algorithm_of(run(name=name))
     assert (algorithm.credits_turns, algorithm.has_sample_advantages) == (True, False)
@@ -198,7 +214,8 @@ def test_a_run_by_returns_less_their_mean_may_credit_turns(name):
 @pytest.mark.parametrize(
     ("algorithm", "cause"),
     [
-        ({"name": "ppo"}, "gae"),
+        ({"name": "ppo", "kl": 0.1}, "one of tokens"),
+        ({"name": "remax"}, "remax"),
         ({"name": "opo"}, "opo"),
         ({"name": "maxrl"}, "maxrl"),
         ({"name": "pass_k"}, "pass_k"),

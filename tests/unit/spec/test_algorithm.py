@@ -5,7 +5,7 @@ from typing import get_args
 
 import pytest
 
-from gradbus.algorithms import need_faults
+from gradbus.algorithms import ESTIMATORS, need_faults
 from gradbus.errors import SpecError
 from gradbus.spec import PRESETS, AlgorithmSpec, CriticSpec, TrainerSpec, parse_spec
 from gradbus.spec.presets import CRITICS, PresetName
@@ -193,6 +193,17 @@ def test_a_combination_that_means_nothing_is_refused(algorithm, path):
 )
 def test_a_combination_that_just_means_something_is_taken(algorithm):
     parse_spec(body(**algorithm))
+
+
+@pytest.mark.parametrize("advantage", ESTIMATORS)
+def test_a_weight_of_the_step_is_for_a_kl_that_is_taken_from_the_rewards_of_tokens(advantage):
+    plain = {"advantage": advantage, "normalize_std": False, "filter": "none"}
+    try:
+        parse_spec(body(**plain, kl=0.1, kl_place="reward", kl_control={"target": 0.1}))
+        refused = set()
+    except SpecError as error:
+        refused = {fault.path for fault in error.faults}
+    assert ("algorithm.kl_control" not in refused) == ESTIMATORS[advantage].by_token
 
 
 def test_a_critic_and_the_advantage_that_reads_it_need_each_other():

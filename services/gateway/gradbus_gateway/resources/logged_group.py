@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 
-from gradbus.algorithms import algorithm_of
+from gradbus.algorithms import algorithm_of, numbered_sequences
 from gradbus.experience.stream_ids import StreamId
 from gradbus.formats.tokens import token_count, unpack_ids, unpack_logprobs
 from gradbus.resources.samples import SampleResource, SampleTokens, SequenceTokens, SpanResource
@@ -86,13 +86,13 @@ class LoggedGroup:
             verdict=self.verdict,
             label=_label(sample, self._spec),
             advantage=self.advantages[at],
-            versions=[_span(number, span) for number, part in enumerate(sequences(sample)) for span in part.spans],
+            versions=[_span(number, span) for number, part in enumerate(numbered_sequences(sample)) for span in part.spans],
             worker=group.worker,
             engine=group.engine,
             dispatched_version=entry.version,
             admitted_at=self.admitted_at,
             trace_id=group.traceparent[3:35],
-            token_count=sum(token_count(part.token_ids) for part in sequences(sample)),
+            token_count=sum(token_count(part.token_ids) for part in numbered_sequences(sample)),
             episode=episode_resource(sample.episode) if sample.HasField("episode") else None,
             tokens=self._tokens(at, sample) if with_tokens else None,
         )
@@ -101,7 +101,7 @@ class LoggedGroup:
         frozen = [_logprobs(of_samples, at) for of_samples in (self.entry.reference_logprobs, self.entry.teacher_logprobs)]
         found: list[SequenceTokens] = []
         start = 0
-        for part in sequences(sample):
+        for part in numbered_sequences(sample):
             end = start + token_count(part.token_ids)
             found.append(
                 SequenceTokens(
@@ -114,11 +114,6 @@ class LoggedGroup:
             )
             start = end
         return SampleTokens(**dict(found[0]), forks=found[1:])
-
-
-def sequences(sample: Sample) -> list[Sample | Fork]:
-    """By the numbers that turns and spans have: 0 is the sample's own, also where it has no token."""
-    return [sample, *sample.forks]
 
 
 def _span(sequence: int, span: Span) -> SpanResource:

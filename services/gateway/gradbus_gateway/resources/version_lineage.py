@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+from gradbus.algorithms import numbered_sequences
 from gradbus.ids import digest_of_json
 from gradbus.resources.version_lineage import ScorerResource, TrainedGroup
 from gradbus.spec import RewardChange, RunSpec
 from gradbus.v1.group_pb2 import Group, LogEntry, Verdict
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK
-from gradbus_gateway.resources.logged_group import sequences
 from gradbus_gateway.resources.public_text import enum_word, public_text
 
 
@@ -38,7 +38,7 @@ def trained_group(entry: LogEntry, step: int, digest: str) -> TrainedGroup:
     """Raises DecodeError or ValueError for an entry that no conductor has written."""
     group = Group.FromString(entry.group)
     rewards = [reward.reward for reward in entry.rewards if reward.status == REWARD_STATUS_OK]
-    spans = [span for sample in group.samples for part in sequences(sample) for span in part.spans]
+    spans = [span for sample in group.samples for part in numbered_sequences(sample) for span in part.spans]
     return TrainedGroup(
         index=entry.index,
         step=step,

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterable
 from itertools import chain
 
+from gradbus.algorithms import numbered_sequences
 from gradbus.telemetry import PROCESS
-from gradbus.v1.sample_pb2 import Fork, Sample, SpanKind
+from gradbus.v1.sample_pb2 import Sample, SpanKind
 
 
 def count_episodes(samples: Iterable[Sample]) -> None:
@@ -17,8 +18,7 @@ def count_episodes(samples: Iterable[Sample]) -> None:
     for sample in samples:
         turns += len(sample.episode.turns)
         forks += len(sample.forks)
-        sequences: list[Sample | Fork] = [sample, *sample.forks]
-        for span in chain.from_iterable(sequence.spans for sequence in sequences):
+        for span in chain.from_iterable(sequence.spans for sequence in numbered_sequences(sample)):
             tokens[span.kind] += span.end - span.start
     PROCESS.count("gradbus.episode.turns", turns)
     PROCESS.count("gradbus.episode.forks", forks)

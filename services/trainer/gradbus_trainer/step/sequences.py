@@ -9,7 +9,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from gradbus.algorithms import SampleMarks
+from gradbus.algorithms import SampleMarks, numbered_sequences
 from gradbus.formats.tokens import ID_DTYPE, token_count
 from gradbus.v1.sample_pb2 import Fork, Sample
 from gradbus_trainer.step.batch import Origin, Rows, TrainSample
@@ -27,8 +27,7 @@ def _rows_of_sequences(whole: TrainSample, sample: Sample, group: int) -> list[T
 
     Raises ValueError for a fork without a prompt.
     """
-    every: list[Sample | Fork] = [sample, *sample.forks]
-    parts = {number: part for number, part in enumerate(every) if part.token_ids}
+    parts = {number: part for number, part in enumerate(numbered_sequences(sample)) if part.token_ids}
     ends = list(accumulate(token_count(part.token_ids) for part in parts.values()))
     turns, uncut = sample.episode.turns, SampleMarks(best=whole.marks.best)
     # The value after a sample that was cut off is that after its last turn, in whichever sequence that is.

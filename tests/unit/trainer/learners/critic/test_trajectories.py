@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from gradbus.algorithms import SampleMarks
-from gradbus_trainer.step.batch import Batch
+from gradbus.spec import CriticSpec
+from gradbus_trainer.learners.critic.trajectories import Trajectories
+from gradbus_trainer.step.batch import Batch, TrainSample
 
 
 @pytest.mark.parametrize("kind", ["full", "head"])
@@ -23,6 +25,23 @@ def test_a_fork_changes_neither_values_nor_advantages_nor_targets(ppo, rewarded,
         np.testing.assert_allclose(np.concatenate(one), np.concatenate(other), atol=1e-5)
     for one, other in zip(split(whole.batch.samples), parts.batch.samples, strict=True):
         np.testing.assert_allclose(one.advantages, other.advantages, atol=1e-4)
+
+
+def test_rewards_of_turns_enter_the_deltas_of_the_last_tokens_of_their_turns():
+    """By a loop over the tokens that the policy drew: 2, 1 and 4 for turns of two, one and two tokens, with a tool's between them."""
+    trainable = np.array([True, True, False, True, False, False, True, True])
+    returns = np.array([7, 7, 7, 5, 5, 5, 4, 4], np.float32)
+    ids = np.arange(8, dtype=np.int32)
+    row = TrainSample(ids[:1], ids, np.zeros(8, np.float32), trainable, returns)
+    settings = CriticSpec(gamma=0.9, policy_lambda=0.8, value_lambda=0.7)
+    values, rewards = [0.5, -1.0, 2.0, 0.25, 1.5], [0.0, 2.0, 1.0, 0.0, 4.0]
+    found = Trajectories.of([row], [np.array(values)], [0.0])
+    for given, lam in ((found.policy_advantages(settings), 0.8), (found.targets(settings), 0.7)):
+        later, expected = 0.0, []
+        for t in reversed(range(5)):
+            later = rewards[t] + 0.9 * (values[t + 1] if t < 4 else 0.0) - values[t] + 0.9 * lam * later
+            expected.insert(0, later if lam == 0.8 else later + values[t])
+        np.testing.assert_allclose(given[0], expected, rtol=1e-12)
 
 
 def test_a_step_with_a_critic_ends_in_the_same_weights(ppo, rewarded, split):
