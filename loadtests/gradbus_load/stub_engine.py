@@ -21,8 +21,8 @@ from gradbus.formats.tokens import LOGPROB_DTYPE
 from gradbus_load.calibration import EngineTiming, response_tokens, scrambled
 from gradbus_rollout.engines.base import Completion, ExpectedLogprobs, GroupCompletion, GroupLimits, PromptGroup, check_group
 from gradbus_rollout.engines.torch import TorchEngineConfig
-from gradbus_rollout.engines.torch.calls import GenerateCall, RunningSample
 from gradbus_rollout.engines.torch.model import read_supported_config
+from gradbus_rollout.engines.torch.samples.calls import GenerateCall, RunningSample
 from gradbus_rollout.engines.torch.version_format import WholeVersions
 from gradbus_rollout.engines.torch.weights import ModelWeights, empty_like
 

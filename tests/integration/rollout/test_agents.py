@@ -29,7 +29,6 @@ from gradbus.v1.reward_pb2 import REWARD_STATUS_INVALID, REWARD_STATUS_OK
 from gradbus.v1.sample_pb2 import SPAN_KIND_POLICY, SPAN_KIND_USER
 from gradbus_rollout.engines.base import PromptGroup
 from gradbus_rollout.episodes import metrics as episode_metrics
-from gradbus_rollout.episodes import player
 
 from .conftest import LETTERS, NEW_TOKENS
 
@@ -248,45 +247,6 @@ async def test_an_episode_that_begins_with_another_conversation_is_in_its_forks_
         drawn = agent.drawn(other)
         assert unpack_ids(other.forks[0].token_ids)[: len(drawn[0])] == drawn[0]
         assert all(sample.token_ids for sample in group.samples if sample.n != 1)
-
-
-async def test_a_lost_session_begins_the_episode_anew_and_repeats_no_turn(play):
-    script = [after(None, "cd"), conversation("ef")]
-    clean = Agent(script)
-    expected = [group.samples for group in await play(clean, agent="pull")]
-    lost = set()
-
-    def lose(request):
-        episode, _, attempt = request.session.partition("/")
-        if request.turn == 1 and attempt == "0" and episode.endswith(".2"):
-            lost.add(episode)
-            return True
-        return False
-
-    agent = Agent(script, lose=lose)
-    groups = await play(agent, agent="pull")
-    again = {request.episode_id for request in agent.opened if request.attempt == 1}
-    assert again == lost
-    assert lost
-    for of_group, samples in zip(groups, expected, strict=True):
-        for sample, before in zip(of_group.samples, samples, strict=True):
-            assert sample.episode.attempt == (f"train.4.{sample.sample_id}" in lost)
-            assert (sample.token_ids, sample.logprobs, sample.forks) == (before.token_ids, before.logprobs, before.forks)
-
-
-@pytest.mark.parametrize(("losses", "ends_with"), [(5, {"ENVIRONMENT_DONE", "LENGTH"}), (99, {"FAILED"})])
-async def test_lost_sessions_are_no_failed_attempts_until_there_are_too_many(play, monkeypatch, losses, ends_with):
-    monkeypatch.setattr(player, "_PAUSE_SECONDS", 0.0)
-    agent = Agent([after(None, "cd"), conversation("ef")], lose=lambda request: int(request.session.rpartition("/")[2]) < losses)
-    groups = await play(agent, agent="pull")
-    assert ends(groups) == ends_with
-    outcomes = [(sample.episode.attempt, sample.episode.outcome) for group in groups for sample in group.samples]
-    if losses > 16:
-        assert {attempt for attempt, _ in outcomes} == {15}
-        assert all(outcome.reason.startswith("the episode's session was lost 16 times: ") for _, outcome in outcomes)
-        assert {outcome.status for _, outcome in outcomes} == {REWARD_STATUS_INVALID}
-    else:
-        assert {attempt for attempt, _ in outcomes} == {losses}
 
 
 async def test_an_agent_may_want_fewer_tokens_and_goes_on_after_a_turn_that_these_cut_off(play):

@@ -20,7 +20,7 @@ from gradbus.tokenizer.tokenizer import Deadlines, Tokenizer
 from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
 from gradbus_rollout.engines.base import PromptGroup
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
-from gradbus_rollout.engines.torch.calls import GenerateCall
+from gradbus_rollout.engines.torch.samples.calls import GenerateCall
 from gradbus_rollout.tasks.prompts import PromptTable
 from gradbus_rollout.tasks.sampler import PromptTables, SingleTurnSampler
 from gradbus_rollout.weights.version_loader import VersionLoader

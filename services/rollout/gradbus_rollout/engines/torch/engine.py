@@ -24,9 +24,9 @@ from gradbus_kernels.models.device_memory import OffDevice
 from gradbus_kernels.models.loading import is_out_of_memory, loading, memory_advice
 from gradbus_rollout.engines.base import ExpectedLogprobs, GroupCompletion, GroupLimits, PromptGroup, check_group
 from gradbus_rollout.engines.torch.arithmetic import arithmetic_for
-from gradbus_rollout.engines.torch.calls import GenerateCall
 from gradbus_rollout.engines.torch.config import TorchEngineConfig
 from gradbus_rollout.engines.torch.model import DecoderModel, read_supported_config
+from gradbus_rollout.engines.torch.samples.calls import GenerateCall
 from gradbus_rollout.engines.torch.scheduler import Scheduler
 from gradbus_rollout.engines.torch.version_format import AdapterVersions, VersionFormat, WholeVersions
 from gradbus_rollout.engines.torch.weights import empty_like

@@ -20,7 +20,6 @@ from gradbus.errors import ModelError
 from gradbus_kernels.operators import SamplingParams, counter_uniform, sample_at
 from gradbus_rollout.engines.base import PromptGroup
 from gradbus_rollout.engines.torch.attention import Cache
-from gradbus_rollout.engines.torch.calls import GenerateCall, RunningSample
 from gradbus_rollout.engines.torch.config import TorchEngineConfig
 from gradbus_rollout.engines.torch.gpu.graph import Replayed
 from gradbus_rollout.engines.torch.gpu.prefill import PackedPrefill
@@ -28,7 +27,8 @@ from gradbus_rollout.engines.torch.gpu.step import DeviceStep
 from gradbus_rollout.engines.torch.model import DecoderModel
 from gradbus_rollout.engines.torch.prefill import Prefill
 from gradbus_rollout.engines.torch.prefixes import KeptPrefixes
-from gradbus_rollout.engines.torch.rows import Draws, Rows
+from gradbus_rollout.engines.torch.samples.calls import GenerateCall, RunningSample
+from gradbus_rollout.engines.torch.samples.rows import Draws, Rows
 
 
 class Scheduler:

@@ -6,8 +6,8 @@ from safetensors.torch import save_file
 
 from gradbus.errors import ModelError
 from gradbus_rollout.engines.base import PromptGroup
-from gradbus_rollout.engines.torch import rows
 from gradbus_rollout.engines.torch.prefill import chunks
+from gradbus_rollout.engines.torch.samples import rows
 from gradbus_rollout.engines.torch.scheduler import Scheduler
 
 GROUPS = [PromptGroup(str(n), tuple(range(3, 20 + n)), (n, n + 1, n + 2)) for n in range(4)]

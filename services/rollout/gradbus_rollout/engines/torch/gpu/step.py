@@ -14,7 +14,7 @@ from gradbus_rollout.engines.torch.attention import Decoder
 from gradbus_rollout.engines.torch.config import TorchEngineConfig
 from gradbus_rollout.engines.torch.gpu.cache import RowCache
 from gradbus_rollout.engines.torch.gpu.graph import Replayed
-from gradbus_rollout.engines.torch.rows import Draws, Rows
+from gradbus_rollout.engines.torch.samples.rows import Draws, Rows
 
 _INPUTS: Final = 4
 """Numbers of 8 bytes for each row: token, position, uniform, and whether it is greedy."""

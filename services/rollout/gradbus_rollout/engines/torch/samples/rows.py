@@ -13,8 +13,8 @@ from gradbus.formats.tokens import ID_DTYPE, LOGPROB_DTYPE
 from gradbus_kernels.operators import counter_uniform
 from gradbus_kernels.operators.base.block_sizes import slices
 from gradbus_rollout.engines.base import Completion
-from gradbus_rollout.engines.torch.calls import RunningSample
 from gradbus_rollout.engines.torch.config import TorchEngineConfig
+from gradbus_rollout.engines.torch.samples.calls import RunningSample
 
 _UNIFORMS_AT_ONCE: Final = 1 << 20
 
