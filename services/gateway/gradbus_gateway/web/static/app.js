@@ -1,6 +1,7 @@
 // The shell: loads the signed-in caller, and shows the view that the address names. A view gets a signal that is aborted when it is left.
 import { fetchJson } from "./lib/api.js";
 import { make, withCode } from "./lib/elements.js";
+import { showPlan } from "./plan/plan_view.js";
 import { showRuns } from "./run/run_list.js";
 import { showRun } from "./run/run_view.js";
 import { showComparison } from "./samples/comparison_view.js";
@@ -8,6 +9,7 @@ import { showSample } from "./samples/sample_view.js";
 
 const ROUTES = [
   [/^\/$/, showRuns],
+  [/^\/plan$/, showPlan],
   [/^\/runs\/([a-z0-9-]{1,63})$/, showRun],
   [/^\/runs\/([a-z0-9-]{1,63})\/samples$/, showComparison],
   [/^\/runs\/([a-z0-9-]{1,63})\/samples\/(\d{1,18}\.\d{1,9})$/, showSample],
