@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 import torch
+from rows import PROMPT
 
 from gradbus.process.allocator import keep_freed_memory
 from gradbus.spec import RunSpec
@@ -21,10 +22,9 @@ from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
 from gradbus_trainer.learners.torch import TorchLearner
 from gradbus_trainer.step.batch import Batch, TrainSample
 
-PROMPT: Final = 64
 _VOCABULARY: Final = 8192
 _MOST: Final = 3
-_ENOUGH: Final = 10.0
+_ENOUGH: Final = 5.0
 """Seconds of the processor, after which no step is repeated."""
 
 

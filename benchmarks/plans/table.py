@@ -16,23 +16,19 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from child import PROMPT
 from comparison import models
+from rows import Row, planned
 
-from gradbus.formats.model_config import read_model_config
-from gradbus.plan import ModelSize, Workload
-from gradbus.plan.memory import Bill
-from gradbus.plan.this_cpu import card_of_rates, measured_rates
-from gradbus.plan.times import step_times
-from gradbus.spec import RunSpec
+from gradbus.plan.this_cpu import measured_rates
 
 RESULTS: Final = Path(__file__).resolve().parents[1] / "results"
 Change = Mapping[str, Mapping[str, Any]]
 BF16: Final = {"dtype": "bf16"}
+SMALL: Final[Change] = {"rollout": {"group_size": 4, "slots": 8}, "schedule": {"groups_per_step": 2}}
 SPECS: Final[Mapping[str, Change]] = {
     "5m": {},
     "5m, bf16": {"trainer": BF16},
@@ -40,23 +36,13 @@ SPECS: Final[Mapping[str, Change]] = {
     "5m, LoRA": {"trainer": {"lora": {}}},
     "5m, two threads": {"trainer": {"threads": 2}},
     "5m, 16 groups of 16": {"rollout": {"group_size": 16, "slots": 256}, "schedule": {"groups_per_step": 16}},
-    "27m": {"schedule": {"groups_per_step": 4}},
-    "27m, bf16": {"trainer": BF16, "schedule": {"groups_per_step": 4}},
-    "27m, bf16, LoRA": {"trainer": {**BF16, "lora": {}}, "schedule": {"groups_per_step": 4}},
-    "27m, bf16, micro-batches of 2048": {"trainer": {**BF16, "micro_batch_tokens": 2048}, "schedule": {"groups_per_step": 4}},
+    "27m": SMALL,
+    "27m, bf16": {**SMALL, "trainer": BF16},
+    "27m, bf16, LoRA": {**SMALL, "trainer": {**BF16, "lora": {}}},
+    "27m, bf16, micro-batches of 512": {**SMALL, "trainer": {**BF16, "micro_batch_tokens": 512}},
     "27m, bf16, responses of 32": {"trainer": BF16, "rollout": {"max_new_tokens": 32}},
-    "60m, bf16": {"trainer": BF16, "schedule": {"groups_per_step": 4}},
+    "60m, bf16": {**SMALL, "trainer": BF16},
 }
-
-
-class Row(NamedTuple):
-    """Of one spec."""
-
-    spec: str
-    rates: Mapping[str, Any]
-    """Of one core, just before."""
-    measured: Mapping[str, float]
-    """Bytes of `trainer` and `engine`; seconds of `train` and `generate`."""
 
 
 def main() -> None:
@@ -77,45 +63,31 @@ def main() -> None:
         write(rows)
 
 
-def run_spec(name: str) -> RunSpec:
+def run_spec(name: str) -> dict[str, Any]:
     """The spec of a row."""
     body = models.run_spec(models.make(name.partition(",")[0]), 8, 0)
     body["trainer"]["threads"] = 1
-    return RunSpec.model_validate(body | {section: {**body[section], **fields} for section, fields in SPECS[name].items()})
-
-
-def planned(row: Row) -> dict[str, float]:
-    """What the plan says of a row's spec, on a machine with its rates."""
-    spec, card = run_spec(row.spec), card_of_rates(row.rates)
-    size = ModelSize.of(read_model_config(Path(str(spec.model.path))))
-    bill = Bill.of(spec, size, Workload(PROMPT, spec.rollout.max_new_tokens), card.process)
-    times, engine = step_times(bill, card, 1, "separate"), bill.engine
-    threads = min(card.cores, spec.trainer.threads)
-    return {
-        "trainer": bill.trainer.bytes,
-        "engine": engine.bytes if engine is not None else 0,
-        "train": times.train * threads,
-        "generate": times.generate,
-    }
+    return body | {section: {**body[section], **fields} for section, fields in SPECS[name].items()}
 
 
 def measured_row(name: str) -> Row:
     """Measures one core, then trainer and engine at the same time."""
-    spec = run_spec(name)
-    folder = Path(str(spec.model.path))
-    rates = measured_rates(read_model_config(folder).hidden_size)
-    children = [_started(what, folder, spec) for what in ("trainer", "engine")]
+    body = run_spec(name)
+    folder = Path(body["model"]["path"])
+    config = json.loads((folder / "config.json").read_text())
+    rates = {**measured_rates(config["hidden_size"]), "cores": len(os.sched_getaffinity(0))}
+    children = [_started(what, folder, body) for what in ("trainer", "engine")]
     trainer, engine = (_answer(child) for child in children)
     measured = {"trainer": trainer["bytes"], "engine": engine["bytes"], "train": trainer["seconds"], "generate": engine["seconds"]}
-    return Row(name, rates, measured)
+    return Row(name, {**body, "model": {"path": "model"}, "data": {"train": "train.jsonl"}}, config, rates, measured)
 
 
-def _started(what: str, folder: Path, spec: RunSpec) -> subprocess.Popen[str]:
+def _started(what: str, folder: Path, body: Mapping[str, Any]) -> subprocess.Popen[str]:
     command = [sys.executable, str(Path(__file__).with_name("child.py")), what, str(folder)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     assert child.stdin is not None
-    child.stdin.write(spec.model_dump_json(exclude_unset=True))
+    child.stdin.write(json.dumps(body))
     child.stdin.close()
     return child
 
@@ -136,7 +108,7 @@ def _line(row: Row) -> str:
         f"{plan[what] / unit:{form}} | {row.measured[what] / unit:{form}} ({plan[what] / row.measured[what] - 1:+.0%})"
         for what, (unit, form) in forms.items()
     ]
-    return f"| {row.spec} | " + " | ".join(cells) + " |"
+    return f"| {row.name} | " + " | ".join(cells) + " |"
 
 
 def write(rows: list[Row]) -> None:

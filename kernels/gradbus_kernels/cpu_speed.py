@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gradbus_kernels.models.dtypes import DTYPES
-from gradbus_kernels.operators import sample_at
+from gradbus_kernels.operators import PrefixLayout, prefix_shared_attention, sample_at
 from gradbus_kernels.operators.decoder_layer.norm import rms_norm
 from gradbus_kernels.operators.decoder_layer.swiglu import swiglu
 from gradbus_kernels.operators.linear.api import linear
@@ -32,20 +32,22 @@ _HEADS: Final = 2
 """Queries that share a key, of `_HEAD` elements."""
 _HEAD: Final = 64
 _PAGE: Final = 128
+_LENGTH: Final = 128
+"""Of a text in a micro-batch."""
 _VOCABULARY: Final = 8192
 _CALLS: Final = 300
 _REPEATS: Final = 3
 
 
 def measure(width: int) -> dict[str, float | dict[str, float]]:
-    """Rates of one core for a model whose hidden states have `width` elements; those that depend on it by dtype of the spec.
+    """Rates of one core for a model whose hidden states have `width` elements; most are by dtype of the spec.
 
-    `training` and `decode`: FLOP/s of products of many rows and of a decode step's. `kept`: elements/s that a forward pass keeps and its
-    backward pass reads. `attended`: elements/s of a cache. `drawn`: logits/s of the sampler. `copied`: bytes/s, each read and written.
-    `operator`: seconds of an operator that has nothing to do.
+    `training` and `decode`: FLOP/s of products of many rows and of a decode step's. `paired`: FLOP/s of a training step's attention.
+    `kept`: elements/s that a forward pass keeps and its backward pass reads. `attended`: elements/s of a cache. `drawn`: logits/s of the
+    sampler. `copied`: bytes/s, each read and written. `operator`: seconds of an operator that has nothing to do.
     """
     torch.set_num_threads(1)
-    by_dtype = {"training": _training, "decode": _decode, "kept": _kept, "attended": _attended}
+    by_dtype = {"training": _training, "decode": _decode, "paired": _paired, "kept": _kept, "attended": _attended}
     found = {name: {dtype: rate(width, DTYPES[dtype]) for dtype in DTYPES} for name, rate in by_dtype.items()}
     return {**found, "drawn": _drawn(), "copied": _copied(), "operator": _operator()}
 
@@ -73,6 +75,18 @@ def _decode(width: int, dtype: torch.dtype) -> float:
 
     with torch.inference_mode():
         return 2 * x.numel() * 2 * width * count / _seconds(every)
+
+
+def _paired(width: int, dtype: torch.dtype) -> float:
+    heads, count = max(1, width // _HEAD), _TOKENS // _LENGTH
+    layout = PrefixLayout.of_lengths([_LENGTH] * count, [None] * count)
+    query, key, value = (_random(_TOKENS, heads, _HEAD, dtype=dtype).requires_grad_() for _ in range(3))
+
+    def both_ways() -> None:
+        out = prefix_shared_attention(query, key, value, layout, _HEAD**-0.5)
+        torch.autograd.grad(out, (query, key, value), out.detach())
+
+    return 6 * query.numel() * _LENGTH / _seconds(both_ways)
 
 
 def _kept(width: int, dtype: torch.dtype) -> float:

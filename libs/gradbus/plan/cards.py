@@ -39,6 +39,8 @@ class Speeds:
     """FLOP/s of large matrix products."""
     logits: ByDtype
     """The same of the product of the head that makes a training step's logits."""
+    paired: ByDtype
+    """FLOP/s of the attention of a training step."""
     prompts: ByDtype
     """FLOP/s of prompts."""
     decoded: ByDtype
@@ -61,6 +63,7 @@ class Speeds:
         return cls(
             products=products,
             logits=products,
+            paired=products,
             prompts={dtype: _PREFILL * speed for dtype, speed in products.items()},
             decoded=products,
             kept={dtype: copy / (_MOVES * width) for dtype, width in WIDTH.items()},

@@ -13,7 +13,7 @@ _LARGEST: Final = 32 << 20
 """Bytes from which a tensor has pages of its own, which go back to the system."""
 _SHARE: Final = 0.35
 """Of the tensors in the heap, what lies unused between them: measured (benchmarks/results/plans.md)."""
-_BESIDE_ADAPTERS: Final = 0.6
+_BESIDE_ADAPTERS: Final = 0.85
 """The same where each product with an adapter makes three tensors, of which one stays."""
 
 

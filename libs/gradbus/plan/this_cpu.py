@@ -52,6 +52,7 @@ def card_of_rates(rates: Rates) -> Card:
     speeds = Speeds(
         products=products,
         logits=dict.fromkeys(products, products["fp32"]),
+        paired=rates["paired"],
         prompts=products,
         decoded=rates["decode"],
         kept=rates["kept"],

@@ -72,7 +72,9 @@ class Operations(NamedTuple):
     """Of a training step."""
 
     layers: float
-    """FLOP of the products and of attention."""
+    """FLOP of the products of layers."""
+    pairs: float
+    """FLOP of attention: twelve for each pair of tokens that attend, element of a head, head and layer."""
     logits: float
     """FLOP of the logits: two for each weight of the head and response token."""
     head: float
@@ -84,7 +86,7 @@ class Operations(NamedTuple):
 
 
 def training_operations(bill: Bill) -> Operations:
-    """Six FLOP for each weight and token, the head's for responses alone, and 12 for each pair of tokens that attend.
+    """Six FLOP for each weight and token, the head's for responses alone, and those of attention.
 
     Frozen weights have no gradient, which saves two of the six. With checkpointing each layer's forward pass is computed twice.
     """
@@ -96,7 +98,8 @@ def training_operations(bill: Bill) -> Operations:
     of_weights = 2.0 * size.active * (passes - (lora is not None))
     of_adapters, added = (0, 0) if lora is None else (size.adapter_parameters(lora), sum(layer.outputs for layer in size.adapted(lora)))
     return Operations(
-        layers=packed * (of_weights + 2.0 * passes * of_adapters) + 4.0 * passes * size.attention * pairs,
+        layers=packed * (of_weights + 2.0 * passes * of_adapters),
+        pairs=4.0 * passes * size.attention * pairs,
         logits=2.0 * bill.head * drawn,
         head=(4.0 if lora is None else 2.0) * bill.head * drawn,
         kept=packed * (size.kept_by_all + size.layers * added) * passes / 3.0,
@@ -107,7 +110,7 @@ def training_operations(bill: Bill) -> Operations:
 def _train(bill: Bill, speeds: Speeds) -> float:
     found, dtype = training_operations(bill), bill.spec.trainer.dtype
     products = (found.layers + found.head) / speeds.products[dtype] + found.logits / speeds.logits[dtype]
-    others = found.kept / speeds.kept[dtype] + found.of_logits / speeds.kept["fp32"]
+    others = found.pairs / speeds.paired[dtype] + found.kept / speeds.kept[dtype] + found.of_logits / speeds.kept["fp32"]
     critic = 2 if (critic := bill.spec.trainer.critic) is not None and critic.kind == "full" else 1
     return (products + others) * bill.spec.trainer.inner.epochs * critic
 

@@ -20,6 +20,7 @@ from gradbus_gateway.routes import (
     files,
     health,
     lineage,
+    plans,
     reward,
     runs,
     samples,
@@ -39,7 +40,7 @@ _DESCRIPTION = "Reinforcement-learning runs of language models. Errors are `appl
 # Paths are matched in this order, so the routes that are requested most come first.
 _ROUTERS = (
     *(part.router for part in (runs, events, samples, versions, lineage, version_lineage)),
-    *(part.router for part in (reward, files, spec_checks, workers, sign_in, health)),
+    *(part.router for part in (reward, files, spec_checks, plans, workers, sign_in, health)),
     sign_in.browser_router,
     web.router,
 )

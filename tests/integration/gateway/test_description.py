@@ -32,13 +32,13 @@ probability = 0.7
 # What a spec names has to be stored, so a document that fits the schema may still be refused. One with more sources than the schema allows
 # is larger than a body may be.
 [[operations]]
-include-name = ["POST /v1/runs", "POST /v1/spec-checks", "PUT /v1/runs/{{run_id}}/reward"]
+include-name = ["POST /v1/runs", "POST /v1/spec-checks", "POST /v1/plans", "PUT /v1/runs/{{run_id}}/reward"]
 checks.positive_data_acceptance.enabled = false
 checks.negative_data_rejection.expected-statuses = ["400", "401", "403", "404", "405", "406", "409", "413", "415", "422", "428", "429"]
 
 # A thousand specs at the limits of the schema go to POST /v1/runs; this is the same check of the same body.
 [[operations]]
-include-name = "POST /v1/spec-checks"
+include-name = ["POST /v1/spec-checks", "POST /v1/plans"]
 phases = {{ coverage = {{ enabled = false }} }}
 """
 HOOKS = """

@@ -10,8 +10,7 @@ import pytest
 
 from gradbus.client import load_spec
 from gradbus.client.upload import inline_sources
-from gradbus.formats.model_config import read_model_config
-from gradbus.plan import Workload, card_of, make_plan
+from gradbus.plan import Workload, card_of, make_plan, read_size
 from gradbus.spec import parse_spec
 
 RECIPES = Path(__file__).parents[3] / "recipes"
@@ -39,9 +38,9 @@ def test_a_spec_is_valid_and_reads_what_is_fetched(path):
 
 def planned(line):
     path, cards, card, model, prompt, response, *_ = line
-    spec, config = spec_of(RECIPES / path), read_model_config(RECIPES / "models" / model)
+    spec, size = spec_of(RECIPES / path), read_size(RECIPES / "models" / model)
     lengths = (int(number.replace(",", "")) for number in (prompt, response))
-    return spec, make_plan(spec, config, Workload.of(spec, *lengths), card_of(card), int(cards))
+    return spec, make_plan(spec, size, Workload.of(spec, *lengths), card_of(card), int(cards))
 
 
 LINES = TABLE.findall((RECIPES / "README.md").read_text())

@@ -2,6 +2,7 @@
 import { showRunComparison } from "./compare/compare_view.js";
 import { fetchJson } from "./lib/api.js";
 import { make, withCode } from "./lib/elements.js";
+import { showPlan } from "./plan/plan_view.js";
 import { showRuns } from "./run/run_list.js";
 import { showRun } from "./run/run_view.js";
 import { showComparison } from "./samples/comparison_view.js";
@@ -9,6 +10,7 @@ import { showSample } from "./samples/sample_view.js";
 
 const ROUTES = [
   [/^\/$/, showRuns],
+  [/^\/plan$/, showPlan],
   [/^\/runs\/([a-z0-9-]{1,63})$/, showRun],
   [/^\/runs\/([a-z0-9-]{1,63})\/samples$/, showComparison],
   [/^\/runs\/([a-z0-9-]{1,63})\/samples\/(\d{1,18}\.\d{1,9})$/, showSample],

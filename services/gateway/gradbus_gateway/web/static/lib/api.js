@@ -1,10 +1,11 @@
 // The REST interface, authenticated by the session's cookie.
 export class Problem extends Error {
-  /** `retryAfter` is in seconds. */
-  constructor(status, detail, retryAfter = 0) {
+  /** `retryAfter` is in seconds; `faults` are those of a body, each with a path and a message. */
+  constructor(status, detail, retryAfter = 0, faults = []) {
     super(detail);
     this.status = status;
     this.retryAfter = retryAfter;
+    this.faults = faults;
   }
 }
 
@@ -20,7 +21,7 @@ export async function fetchJson(path, { method = "GET", signal, body: sent, type
   const body = await response.json().catch(() => null);
   if (response.ok) return body;
   const retryAfter = Number(response.headers.get("Retry-After")) || 0;
-  throw new Problem(response.status, body?.detail ?? `The gateway responded with status ${response.status}.`, retryAfter);
+  throw new Problem(response.status, body?.detail ?? `The gateway responded with status ${response.status}.`, retryAfter, body?.errors);
 }
 
 /** Fetches `path` every `seconds`, later if the gateway asks for it, and when the tab becomes visible, until `signal` is aborted or `onResponse` returns false. */

@@ -1,0 +1,106 @@
+"""Plans of a CPU: beside the table that benchmarks/plans measured, and what `gradbus_kernels.cpu_speed` finds."""
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from plan_lab import model_size, run_spec
+
+from gradbus.plan import Workload, make_plan
+from gradbus.plan.embedded_cache import before, in_one_piece, lanes, paged
+from gradbus.plan.heap import unused_in_heap
+from gradbus.plan.memory import Bill
+from gradbus.plan.this_cpu import card_of_rates
+from gradbus.plan.times import step_times
+from gradbus_kernels.operators.batch_invariant.attention import pages
+from gradbus_rollout.engines.torch.config import TorchEngineConfig
+from gradbus_rollout.engines.torch.gpu.cache import room_for
+
+RATES = {
+    "training": {"fp32": 8e10, "bf16": 16e10},
+    "paired": {"fp32": 2e10, "bf16": 2e10},
+    "decode": {"fp32": 4e10, "bf16": 8e10},
+    "kept": {"fp32": 4e8, "bf16": 3e8},
+    "attended": {"fp32": 2e9, "bf16": 4e9},
+    "drawn": 2e8,
+    "copied": 16e9,
+    "operator": 1e-6,
+}
+CARD = card_of_rates(RATES)
+BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
+sys.path.insert(0, str(BENCHMARKS / "plans"))
+
+from rows import Row, planned  # noqa: E402
+
+TABLE = [Row(**row) for row in json.loads((BENCHMARKS / "results/plans.json").read_text())]
+SMALL = {"vocab_size": 8192, "hidden_size": 192, "intermediate_size": 544, "num_hidden_layers": 8, "num_attention_heads": 6}
+
+
+def bill(folder, **sections):
+    return Bill.of(run_spec(**sections), model_size(folder, **SMALL, num_key_value_heads=3), Workload(64, 64), CARD.process)
+
+
+def seconds(found, threads=1):
+    return step_times(found, replace(CARD, cores=threads), 1, "together")
+
+
+@pytest.mark.parametrize("length", [1, 32, 33, 128, 129, 256, 257, 512, 700, 4000])
+def test_positions_of_caches_are_those_of_the_engine(length):
+    spans = pages(length)
+    assert paged(length) == spans[-1][1]
+    assert before(paged(length)) == (spans[-2][1] if len(spans) > 1 else 0)
+    assert in_one_piece(length) == room_for(length)
+
+
+@pytest.mark.parametrize("slots", [4, 16, 64, 500])
+def test_lanes_are_those_of_the_engine(slots):
+    assert lanes(slots) == TorchEngineConfig(slots=slots).lanes
+
+
+def test_tensors_with_pages_of_their_own_leave_nothing_in_the_heap():
+    assert unused_in_heap([32 << 20, 64 << 20], adapters=False) == 0
+    assert unused_in_heap([1 << 20] * 4, adapters=True) > unused_in_heap([1 << 20] * 4, adapters=False) > 0
+
+
+def test_threads_share_a_step_and_have_micro_batches_and_gradients_of_their_own(tmp_path):
+    one, two = (bill(tmp_path, trainer={"threads": threads}) for threads in (1, 2))
+    assert two.packed == two.step_tokens // 8
+    assert "gradients of each thread" in {part.name for part in two.trainer.parts}
+    assert seconds(two, 2).train == pytest.approx(seconds(one, 2).train / 2)
+    assert seconds(two, 1).train == pytest.approx(seconds(one, 1).train)
+
+
+def test_all_phases_wait_for_the_cores(tmp_path):
+    found = seconds(bill(tmp_path, schedule={"steps": 10, "max_staleness": 1}), 1)
+    assert found.cores == pytest.approx(found.generate + found.train)
+
+
+def test_frozen_weights_have_no_gradients_and_checkpoints_are_computed_twice(tmp_path):
+    plain, lora, again = (bill(tmp_path, trainer=trainer) for trainer in ({}, {"lora": {}}, {"gradient_checkpointing": True}))
+    assert seconds(lora).train < seconds(plain).train < seconds(again).train
+
+
+def test_one_machine_has_all_processes(tmp_path):
+    found = make_plan(run_spec(), model_size(tmp_path, **SMALL), Workload(64, 64), CARD)
+    (division,) = found.divisions
+    assert division.placement == "together"
+    assert [tenant.name for tenant in division.rooms[0].tenants] == ["trainer", "engine"]
+    assert division.rooms[0].available == CARD.memory
+
+
+def test_a_small_model_computes_in_float32(tmp_path):
+    small = Bill.of(run_spec(trainer={"dtype": "bf16"}), model_size(tmp_path, vocab_size=64), Workload(64, 64), CARD.process)
+    tiny = replace(small, size=replace(small.size, largest=1000))
+    assert (small.engine_dtype, tiny.engine_dtype) == ("bf16", "fp32")
+
+
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
+def test_the_plan_is_what_a_cpu_measured(row):
+    for what, plan in planned(row).items():
+        assert plan == pytest.approx(row.measured[what], rel=0.15 if what in {"trainer", "engine"} else 0.3), what
+
+
+def test_the_table_has_twelve_specs():
+    assert len({row.name for row in TABLE}) == 12
