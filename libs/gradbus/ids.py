@@ -8,8 +8,11 @@ import re
 import secrets
 import time
 from pathlib import Path
+from typing import IO, Final
 
 from gradbus.errors import SettingsError
+
+_PIECE_BYTES: Final = 1 << 18
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -45,7 +48,15 @@ def digest_of_json(value: object) -> str:
 def digest_of_file(path: Path) -> str:
     """`sha256:<hex>` of a file, read in pieces. Raises OSError."""
     with path.open("rb") as file:
-        return "sha256:" + hashlib.file_digest(file, "sha256").hexdigest()
+        return digest_of_stream(file)
+
+
+def digest_of_stream(file: IO[bytes]) -> str:
+    """`sha256:<hex>` of an open file from where it is, read in pieces. Raises OSError."""
+    digest = hashlib.sha256()
+    while piece := file.read(_PIECE_BYTES):
+        digest.update(piece)
+    return "sha256:" + digest.hexdigest()
 
 
 def new_run_id() -> str:

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequenc
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import obstore
@@ -17,7 +17,7 @@ from obstore.store import ObjectStore as Backend
 
 from gradbus.aio.tasks import map_bounded
 from gradbus.errors import CorruptRecordError, ObjectMissingError, SettingsError, StorageError, first_line
-from gradbus.ids import digest_of, digest_of_file, is_digest
+from gradbus.ids import digest_of, digest_of_file, digest_of_stream, is_digest
 from gradbus.objects.durable import link_file, remove_partial_files, sync_files
 from gradbus.objects.paths import blob_path, checked_path
 from gradbus.telemetry import WireOperation
@@ -86,6 +86,21 @@ class ObjectStore:
         if not is_stored and await self._size(target) != size:
             with self._errors(target), _PUT.measured(size):
                 await obstore.put_async(self._backend, target, path, chunk_size=_part_bytes(size), max_concurrency=_PARALLEL_PARTS)
+        return digest
+
+    async def put_open_file(self, file: IO[bytes], size: int) -> str:
+        """`put_blob` for the first `size` bytes, which are all, of an open file that does not change meanwhile.
+
+        Read in pieces, and not mapped: mapped pages would count as the process's memory.
+        """
+        with self._errors("a file"):
+            file.seek(0)
+            digest = await asyncio.to_thread(digest_of_stream, file)
+        target = blob_path(digest)
+        if await self._size(target) != size:
+            file.seek(0)
+            with self._errors(target), _PUT.measured(size):
+                await obstore.put_async(self._backend, target, file, chunk_size=_part_bytes(size), max_concurrency=_PARALLEL_PARTS)
         return digest
 
     async def get_blob(self, digest: str) -> bytes:

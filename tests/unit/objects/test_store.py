@@ -1,4 +1,5 @@
 import asyncio
+import io
 import os
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import time
 import pytest
 
 from gradbus.errors import ObjectMissingError, SettingsError, StorageError
-from gradbus.ids import digest_of
+from gradbus.ids import digest_of, digest_of_file
 from gradbus.objects import ObjectStore
 
 
@@ -87,3 +88,40 @@ async def test_what_a_process_that_was_killed_in_an_upload_left_is_removed_when_
 
 async def test_a_folder_without_blobs_has_no_partial_files(tmp_path):
     await ObjectStore.open(f"file://{tmp_path}/objects").remove_partial_files()
+
+
+LARGE_UPLOAD = """
+import asyncio, sys, tempfile
+from gradbus.objects import ObjectStore
+
+def peak():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) // 1024
+
+async def main():
+    store = ObjectStore.open(sys.argv[1])
+    before = peak()
+    with tempfile.SpooledTemporaryFile(max_size=1024) as file:
+        for _ in range(512):
+            file.write(b"x" * (1 << 20))
+        digest = await store.put_open_file(file, 512 << 20)
+    print(peak() - before, digest)
+
+asyncio.run(main())
+"""
+
+
+def test_an_open_file_is_stored_whatever_its_size_in_little_memory(tmp_path):
+    line = [sys.executable, "-c", LARGE_UPLOAD, tmp_path.as_uri()]
+    done = subprocess.run(line, check=True, capture_output=True, text=True, timeout=120)
+    grown, digest = done.stdout.split()
+    assert int(grown) < 200, "MiB, mapped pages included"
+    assert digest == digest_of_file(ObjectStore.open(tmp_path.as_uri()).local_path(digest))
+
+
+async def test_an_open_file_is_stored_from_its_beginning_and_once(tmp_path):
+    store = ObjectStore.open(tmp_path.as_uri())
+    for _ in range(2):
+        with io.BytesIO(b"content") as file:
+            file.seek(3)
+            digest = await store.put_open_file(file, 7)
+        assert await store.get_blob(digest) == b"content"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import mmap
 import tempfile
 from collections.abc import AsyncIterable
 from pathlib import Path
@@ -59,6 +58,4 @@ async def store_file(objects: ObjectStore, file: IO[bytes]) -> FileResource:
     file.seek(0)
     if size <= _IN_MEMORY_BYTES:
         return FileResource(id=await objects.put_blob(file.read()), bytes=size)
-    # Mapped, so that pages come and go with the page cache.
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
-        return FileResource(id=await objects.put_blob(view), bytes=size)
+    return FileResource(id=await objects.put_open_file(file, size), bytes=size)
