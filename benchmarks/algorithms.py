@@ -94,12 +94,13 @@ def cases(options: argparse.Namespace) -> Iterator[Case]:
 
 
 def table(results: list[dict[str, Any]]) -> str:
-    """A row for each preset and staleness, medians over seeds."""
+    """A row for each preset, its samples a prompt, staleness and steps, medians over seeds."""
     lines = ["# Algorithms on the demo's task", ""]
     columns = (
         "preset",
         "samples a prompt",
         "staleness",
+        "steps",
         "seeds",
         "before",
         "after",
@@ -108,19 +109,19 @@ def table(results: list[dict[str, Any]]) -> str:
         "bounded tokens",
         "explained variance",
     )
-    steps = results[0]["case"]["steps"]
-    lines += [f"{steps} steps of 256 samples, the demo's base model and learning rate of 1e-3, which is also that of PPO's critic.", ""]
+    lines += ["Steps of 256 samples, the demo's base model and learning rate of 1e-3, which is also that of PPO's critic.", ""]
     lines += [
         "Before and after: held-out exact match, medians over the seeds; in brackets the least and the largest.",
+        "Rows of equal steps and an equal `before` can be compared: others began with another base model.",
         "",
         f"| {' | '.join(columns)} |",
         "|---" * len(columns) + "|",
     ]
-    rows: dict[tuple[str, int, int], list[dict[str, Any]]] = {}
+    rows: dict[tuple[str, int, int, int], list[dict[str, Any]]] = {}
     for result in results:
         case = result["case"]
-        rows.setdefault((case["preset"], case["group_size"], case["staleness"]), []).append(result["outcome"])
-    for (preset, size, staleness), outcomes in rows.items():
+        rows.setdefault((case["preset"], case["group_size"], case["staleness"], case["steps"]), []).append(result["outcome"])
+    for (preset, size, staleness, steps), outcomes in rows.items():
 
         def median(name: str, outcomes: list[dict[str, Any]] = outcomes) -> float:
             return statistics.median(outcome[name] for outcome in outcomes)
@@ -130,7 +131,7 @@ def table(results: list[dict[str, Any]]) -> str:
         spread = f" ({min(after):.3f} … {max(after):.3f})" if len(after) > 1 else ""
         shown = f"{median('before'):.3f} | {median('after'):.3f}{spread} | {median('reward'):.3f} | {median('entropy'):.3f}"
         shown += f" | {median('bounded'):.4f}"
-        lines.append(f"| `{preset}` | {size} | {staleness} | {len(outcomes)} | {shown} | {explained} |")
+        lines.append(f"| `{preset}` | {size} | {staleness} | {steps} | {len(outcomes)} | {shown} | {explained} |")
     return "\n".join([*lines, ""])
 
 
