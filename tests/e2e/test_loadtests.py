@@ -5,6 +5,7 @@ import importlib.util
 import math
 
 import pytest
+import waiting_agents
 
 from gradbus.client import document
 from gradbus_load.calibration import EngineTiming, LearnerTiming
@@ -80,3 +81,13 @@ async def test_runs_that_wait_end_when_they_are_cancelled_also_across_a_kill_of_
     assert (states.count("cancelled"), states.count("queued")) == (120, 30)
     assert [row[0] for row in outcome.rows] == [5, 150]
     assert by_measure(outcome)["60 cancelled runs end in"] >= 0
+
+
+@pytest.mark.slow
+async def test_agents_that_wait_hold_a_connection_each_and_leave_nothing():
+    found = await waiting_agents.measure(16, 0.5)
+    files = {waits_for: {name: of.files for name, of in services.items()} for waits_for, services in found.items()}
+    assert files["a turn"]["agent"] >= files["an agent"]["agent"] + 16
+    for name in ("gateway", "conductor"):
+        assert files["a turn"][name] < files["an agent"][name] + 16, "agents reach their own service alone"
+        assert abs(files["nobody any more"][name] - files["nobody"][name]) < 16
