@@ -25,6 +25,8 @@ _TOKENS: Final = 2048
 """Of a product and a pass; what they read and write is more than a core's caches hold."""
 _ROWS: Final = 64
 """Of a decode step."""
+_FEW: Final = 8
+"""Rows of a product that takes as long as its weights take to be read and put in order."""
 _CACHED: Final = 64 << 20
 """Bytes of keys and values, and of the weights that decode steps read in turn."""
 _COPIED: Final = 128 << 20
@@ -42,12 +44,13 @@ _REPEATS: Final = 3
 def measure(width: int) -> dict[str, float | dict[str, float]]:
     """Rates of one core for a model whose hidden states have `width` elements; most are by dtype of the spec.
 
-    `training` and `decode`: FLOP/s of products of many rows and of a decode step's. `paired`: FLOP/s of a training step's attention.
+    `training` and `decode`: FLOP/s of products of many rows and of a decode step's. `read`: weights/s of products of
+    few rows. `paired`: FLOP/s of a training step's attention.
     `kept`: elements/s that a forward pass keeps and its backward pass reads. `attended`: elements/s of a cache. `drawn`: logits/s of the
     sampler. `copied`: bytes/s, each read and written. `operator`: seconds of an operator that has nothing to do.
     """
     torch.set_num_threads(1)
-    by_dtype = {"training": _training, "decode": _decode, "paired": _paired, "kept": _kept, "attended": _attended}
+    by_dtype = {"training": _training, "decode": _decode, "read": _read, "paired": _paired, "kept": _kept, "attended": _attended}
     found = {name: {dtype: rate(width, DTYPES[dtype]) for dtype in DTYPES} for name, rate in by_dtype.items()}
     return {**found, "drawn": _drawn(), "copied": _copied(), "operator": _operator()}
 
@@ -65,7 +68,16 @@ def _training(width: int, dtype: torch.dtype) -> float:
 
 
 def _decode(width: int, dtype: torch.dtype) -> float:
-    x = _random(_ROWS, width, dtype=dtype)
+    return 2 * _ROWS * _weights(width, dtype, _ROWS)
+
+
+def _read(width: int, dtype: torch.dtype) -> float:
+    return _weights(width, dtype, _FEW)
+
+
+def _weights(width: int, dtype: torch.dtype, rows: int) -> float:
+    """Weights/s of products of so many rows."""
+    x = _random(rows, width, dtype=dtype)
     count = max(1, _CACHED // (2 * width * width * dtype.itemsize))
     weights = [_random(2 * width, width, dtype=dtype) for _ in range(count)]
 
@@ -74,7 +86,7 @@ def _decode(width: int, dtype: torch.dtype) -> float:
             linear(x, weight)
 
     with torch.inference_mode():
-        return 2 * x.numel() * 2 * width * count / _seconds(every)
+        return 2 * width * width * count / _seconds(every)
 
 
 def _paired(width: int, dtype: torch.dtype) -> float:

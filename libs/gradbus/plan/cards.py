@@ -49,8 +49,8 @@ class Speeds:
     """Elements/s that a forward pass keeps, from there to the end of the backward pass: all that is no product."""
     attended: ByDtype
     """Elements/s of keys and values."""
-    read: float
-    """Bytes/s of weights."""
+    read: ByDtype
+    """Weights/s, however few rows they are multiplied by."""
     drawn: float
     """Logits/s from which tokens are drawn."""
     layer: float
@@ -68,7 +68,7 @@ class Speeds:
             decoded=products,
             kept={dtype: copy / (_MOVES * width) for dtype, width in WIDTH.items()},
             attended={dtype: copy / width for dtype, width in WIDTH.items()},
-            read=copy,
+            read={dtype: copy / width for dtype, width in WIDTH.items()},
             drawn=math.inf,
             layer=_LAYER_SECONDS,
         )

@@ -57,7 +57,7 @@ def card_of_rates(rates: Rates) -> Card:
         decoded=rates["decode"],
         kept=rates["kept"],
         attended=rates["attended"],
-        read=rates["copied"],
+        read=rates["read"],
         drawn=rates["drawn"],
         layer=_LAYER_OPERATORS * rates["operator"],
     )

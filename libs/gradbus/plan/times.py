@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from gradbus.plan import embedded_cache
-from gradbus.plan.cards import WIDTH, Card, Speeds
+from gradbus.plan.cards import Card, Speeds
 from gradbus.plan.memory import Bill
 
 _EXPORT, _LOAD, _OFFLOAD = 3.3e9, 3.7e9, 50e9
@@ -124,7 +124,7 @@ def _generate(bill: Bill, card: Card, rollouts: int) -> float:
     if card.cores and spec.rollout.traits.embedded:  # it computes all slots and all lanes, with or without a sample
         rows, lanes = spec.rollout.slots, embedded_cache.lanes(spec.rollout.slots)
         groups = math.ceil(groups / lanes) * lanes
-    read = WIDTH[dtype] * (size.read_by(rows) + size.embedding) / speeds.read
+    read = (size.read_by(rows) + size.embedding) / speeds.read[dtype]
     products = 2.0 * (size.active + size.embedding) * rows / speeds.decoded[dtype]
     cached = size.cached * rows * _positions(bill, card) / speeds.attended[dtype]
     decode_step = max(read, products) + cached + rows * size.vocabulary / speeds.drawn + speeds.layer * size.layers
