@@ -74,13 +74,22 @@ def test_a_field_of_the_zoom_that_is_empty_is_an_end_of_the_run(script, start, e
     assert script("charts/chart_grid.js", "return page.zoomOf(...given, 40);", start, end) == zoom
 
 
-def test_a_curve_is_smoothed_over_a_share_of_it_and_a_gap_keeps_the_mean(script):
+def test_a_curve_is_smoothed_over_a_share_of_its_values_and_a_gap_stays_one(script):
     values = [0.0, 1.0, None, 1.0]
     body = "return given[1].map((part) => page.smoothed(given[0], part));"
     light, strong = script("charts/curves.js", body, values, [1 / 10, 1])
-    assert light == [0.0, 1.0, 1.0, 1.0]  # four values are too few to be smoothed over a tenth of them
-    assert strong == pytest.approx([0.0, 0.4, 0.4, 0.64])  # the weight is 2 / 5
+    assert light == [0.0, 1.0, None, 1.0]  # three values are too few to be smoothed over a tenth of them
+    assert strong == pytest.approx([0.0, 0.5, None, 0.75])  # the weight is 2 / 4
     assert script("charts/curves.js", body, [None, 3.0], [1]) == [[None, 3.0]]
+
+
+def test_a_run_that_ended_is_smoothed_beside_a_longer_one_as_it_is_alone(script):
+    body = """
+      const [, short] = page.joined(given[0]);
+      return [page.smoothed(short, 1), page.smoothed(given[0][0][1], 1)];
+    """
+    beside, alone = script("charts/curves.js", body, [[[0, 2], [1.0, 2.0]], [[0, 1, 2, 3, 4, 5], [0.0] * 6]])
+    assert beside == [alone[0], None, alone[1], None, None, None]
 
 
 def test_a_logarithmic_axis_leaves_out_what_has_no_logarithm(script):

@@ -1,11 +1,13 @@
 // What is drawn of a chart's data.
+const isThere = (value) => value !== null && value !== undefined;
 
-/** The exponential mean of `values`, over about the share `part` of them. */
+/** The exponential mean of `values`, over about the share `part` of those that there are; null where there is none. */
 export function smoothed(values, part) {
-  const weight = Math.min(1, 2 / (part * (values.length + 1)));
+  const weight = Math.min(1, 2 / (part * (values.filter(isThere).length + 1)));
   let mean = null;
   return values.map((value) => {
-    if (value !== null && value !== undefined) mean = mean === null ? value : mean + weight * (value - mean);
+    if (!isThere(value)) return null;
+    mean = mean === null ? value : mean + weight * (value - mean);
     return mean;
   });
 }
@@ -35,9 +37,9 @@ export function joined(columns) {
     if (next === Infinity) return [xs, ...lines];
     xs.push(next);
     columns.forEach((column, at) => {
-      const isThere = column && column[0][places[at]] === next;
-      lines[at].push(isThere ? column[1][places[at]] ?? null : null);
-      if (isThere) places[at] += 1;
+      const hasValue = column && column[0][places[at]] === next;
+      lines[at].push(hasValue ? column[1][places[at]] ?? null : null);
+      if (hasValue) places[at] += 1;
     });
   }
 }
