@@ -7,8 +7,13 @@ import pytest
     ("text", "added", "removed"), [("a b", ["b"], []), ("b,  c", ["b", "c"], ["a"]), ("", [], ["a"]), ("a", [], []), (" a\nb ", ["b"], [])]
 )
 def test_what_is_typed_becomes_tags_to_add_and_to_remove(script, text, added, removed):
-    changes = script("run/annotations.js", "return page.changesOf(['a'], given[0], 'new');", text)
+    changes = script("run/annotations.js", "return page.changesOf({ tags: ['a'], note: 'old' }, given[0], 'new');", text)
     assert changes == {"add_tags": added, "remove_tags": removed, "note": "new"}
+
+
+def test_a_note_that_was_not_edited_is_not_sent(script):
+    changes = script("run/annotations.js", "return page.changesOf({ tags: ['a'], note: 'old' }, 'a b', 'old');")
+    assert changes == {"add_tags": ["b"], "remove_tags": []}
 
 
 PANEL = """
@@ -27,7 +32,7 @@ PANEL = """
   if (!all("button").length) return [shown, sent, changed];
   all("button")[0].listeners.click();
   all("input")[0].value = given[2];
-  all("textarea")[0].value = "note";
+  if (given[3] !== undefined) all("textarea")[0].value = given[3];
   panel.set({ ...given[0], tags: ["c"] });
   shown.push(panel.element.textContent);
   await all("form")[0].listeners.submit({ preventDefault: () => {} });
@@ -38,12 +43,14 @@ LISTENING = """
   const prototype = Object.getPrototypeOf(document.createElement("p"));
   prototype.addEventListener = function (name, listener) { (this.listeners ??= {})[name] = listener; };
   prototype.focus = () => {};
+  const value = { get() { return this.typed ?? this.textContent; }, set(text) { this.typed = text; } };
+  Object.defineProperty(prototype, "value", value);
 """
 RUN = {"id": "run-1", "tags": ["a"], "note": "tries <b>5e-5</b>"}
 
 
 def test_tags_and_a_note_are_edited_while_the_run_goes_on(script):
-    shown, sent, changed = script("run/annotations.js", LISTENING + PANEL, RUN, True, "a b")
+    shown, sent, changed = script("run/annotations.js", LISTENING + PANEL, RUN, True, "a b", "note")
     assert shown == [
         "a Edit tags and note tries <b>5e-5</b>",
         "Tags, separated by spaces Note tries <b>5e-5</b> Save Discard",
@@ -53,8 +60,13 @@ def test_tags_and_a_note_are_edited_while_the_run_goes_on(script):
     assert changed == [["a", "b"]]
 
 
+def test_the_form_leaves_a_note_alone_that_somebody_else_writes_meanwhile(script):
+    _, sent, _ = script("run/annotations.js", LISTENING + PANEL, RUN, True, "a b")
+    assert sent[0][2] == {"add_tags": ["b"], "remove_tags": []}
+
+
 def test_what_the_gateway_refuses_stays_in_the_form(script):
-    shown, sent, changed = script("run/annotations.js", LISTENING + PANEL, RUN, True, "a %")
+    shown, sent, changed = script("run/annotations.js", LISTENING + PANEL, RUN, True, "a %", "note")
     assert shown[2] == "Tags, separated by spaces Note tries <b>5e-5</b> no such tag Save Discard"
     assert (len(sent), changed) == (1, [])
 

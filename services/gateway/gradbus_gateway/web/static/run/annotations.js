@@ -7,10 +7,14 @@ const MOST_NOTE_CHARACTERS = 4000;
 /** Tags as links to the list of runs that have them. */
 export const tagLinks = (tags) => tags.map((tag) => make("a", { class: "chip tag", href: `#/?tag=${encodeURIComponent(tag)}` }, tag));
 
-/** What to send so that `before` becomes the tags in `text`, which are separated by spaces or commas, and the note. */
+/**
+ * What to send so that `before` ({tags, note}) becomes the tags in `text`, which are separated by spaces or commas, and `note`.
+ * What was not edited is left out: somebody else may have changed it meanwhile.
+ */
 export function changesOf(before, text, note) {
   const tags = text.split(/[\s,]+/).filter(Boolean);
-  return { add_tags: tags.filter((tag) => !before.includes(tag)), remove_tags: before.filter((tag) => !tags.includes(tag)), note };
+  const added = tags.filter((tag) => !before.tags.includes(tag));
+  return { add_tags: added, remove_tags: before.tags.filter((tag) => !tags.includes(tag)), ...(note === before.note ? {} : { note }) };
 }
 
 export class AnnotationPanel {
@@ -43,9 +47,9 @@ export class AnnotationPanel {
 
   #edit() {
     this.#isEdited = true;
-    const before = this.run.tags; // a tag that somebody else adds meanwhile stays
     const tags = make("input", { type: "text", value: this.run.tags.join(" ") });
     const note = make("textarea", { rows: 4, maxlength: MOST_NOTE_CHARACTERS }, this.run.note);
+    const before = { tags: this.run.tags, note: note.value }; // not the run's note: a field has line ends of its own
     const problem = make("p", { class: "note bad hidden", role: "alert" });
     const save = async (event) => {
       event.preventDefault();
