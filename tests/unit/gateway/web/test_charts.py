@@ -213,3 +213,30 @@ def test_marks_are_drawn_and_listed(script):
       return [marked, marks.element.textContent];
     """
     assert script("charts/marks.js", body) == [[[2]], "Step 2: b"]
+
+
+def test_a_change_of_the_scorer_stays_marked_however_many_events_follow(script):
+    spec = {"schedule": {"mode": "free", "dynamic_sampling": 1}}
+    events = [{"type": "scorer", "data": {"from_group": 9}}, {"type": "metrics", "data": {"step": 5}}]
+    later = [{"type": "checkpoint", "data": {}}] * 500
+    found = script("charts/marks.js run/run_history.js", MARKS, spec, [GRADER, SERVICE], [*events, *later])
+    assert [mark["step"] for mark in found] == [5]
+
+
+def test_scorers_are_asked_for_again_until_the_gateway_tells_them(script):
+    body = """
+      const pauses = [], asked = [];
+      globalThis.document.addEventListener = globalThis.document.removeEventListener = () => {};
+      globalThis.setTimeout = (wake, pause) => { pauses.push(pause); setImmediate(wake); };
+      globalThis.fetch = async (path) => {
+        asked.push(path);
+        const isRefused = asked.length < 3, headers = new Headers({ "Retry-After": "7" });
+        return { ok: !isRefused, status: 503, headers, json: async () => (isRefused ? {} : { scorers: given[1] }) };
+      };
+      const turns = new page.ScorerTurns({ id: "run-1", spec: given[0] }, new AbortController().signal);
+      const found = [await turns.read({ scorers: [] }), await turns.read({ scorers: [] })];
+      return [found, asked, pauses.every((pause) => pause >= 7000 && pause <= 8750), pauses.length];
+    """
+    found, asked, were_kept, pauses = script("run/scorer_turns.js", body, {"kind": "rl", "algorithm": {}}, [GRADER])
+    assert found == [[GRADER], [GRADER]]
+    assert (asked, were_kept, pauses) == (["/v1/runs/run-1/reward"] * 3, True, 2)

@@ -14,8 +14,8 @@ export function scorerMarks(spec, turns, history) {
 }
 
 /** The first step that ended after the run said that from `group` on another scorer judges. */
-function stepAfter({ events, steps, times }, group) {
-  const event = events.find(({ type, data }) => type === "scorer" && data.from_group === group);
+function stepAfter({ scorers, steps, times }, group) {
+  const event = scorers.find(({ data }) => data.from_group === group);
   const at = event ? times.findIndex((time) => time >= Date.parse(event.created_at)) : -1;
   return at < 0 ? undefined : steps[at];
 }

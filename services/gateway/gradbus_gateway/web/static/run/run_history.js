@@ -6,7 +6,13 @@ const COLUMNS = [
   "desirable_logratio", "undesirable_logratio", "outliers", "covariance_clipped", "total_variation", "step_kl", "drift", "nll", "kl_coefficient", "entropy_coefficient",
 ];
 const MAX_EVENTS = 400;
+const MAX_SCORERS = 1000;
 const scoreOf = ({ loss, accuracy }) => (loss === undefined ? accuracy : loss);
+
+function keep(events, event, most) {
+  events.push(event);
+  if (events.length > most) events.shift();
+}
 
 export class RunHistory {
   steps = [];
@@ -18,6 +24,8 @@ export class RunHistory {
   evaluations = { versions: [], scores: [], accuracies: [] };
   /** The newest events that are not metrics, newest last. */
   events = [];
+  /** The newest events of scorers, which stay longer than the others: charts mark them. */
+  scorers = [];
   /** Id of the newest event. */
   newest = 0;
 
@@ -27,8 +35,8 @@ export class RunHistory {
     if (event.type === "metrics") this.#metrics(event);
     else {
       if (event.type === "evaluation" && Number.isFinite(scoreOf(event.data))) this.#evaluation(event.data);
-      this.events.push(event);
-      if (this.events.length > MAX_EVENTS) this.events.shift();
+      keep(this.events, event, MAX_EVENTS);
+      if (event.type === "scorer") keep(this.scorers, event, MAX_SCORERS);
     }
   }
 

@@ -6,12 +6,12 @@ import { RunCharts } from "../charts/run_charts.js";
 import { fetchJson, poll } from "../lib/api.js";
 import { make } from "../lib/elements.js";
 import { FINAL } from "../lib/format.js";
-import { readsRewards } from "../lib/run_kind.js";
 import { diagramState } from "./diagram_state.js";
 import { followEvents, historyOf } from "./event_stream.js";
 import { EventList } from "./events.js";
 import { LineagePanel } from "./lineage.js";
 import { RunHeader } from "./run_header.js";
+import { ScorerTurns } from "./scorer_turns.js";
 import { SystemDiagram } from "./system_diagram.js";
 import { TimeBreakdown } from "./time_breakdown.js";
 import { MeanUtilization, timeShares } from "./utilization.js";
@@ -70,26 +70,6 @@ export async function showRun(context, runId) {
     update(changed);
     return !isOver();
   }, (error) => (error.status === 401 ? showError(error, root) : header.showProblem(error)));
-}
-
-/** The scorers of a run, read again when its history says that there is one more. */
-class ScorerTurns {
-  #found = Promise.resolve([]);
-  #changes = -1;
-
-  constructor(run, signal) {
-    Object.assign(this, { run, signal });
-  }
-
-  read(history) {
-    const changes = history.events.filter(({ type }) => type === "scorer").length;
-    if (readsRewards(this.run.spec) && changes !== this.#changes) {
-      this.#changes = changes;
-      const { signal } = this;
-      this.#found = fetchJson(`/v1/runs/${this.run.id}/reward`, { signal }).then(({ scorers }) => scorers, () => []);
-    }
-    return this.#found;
-  }
 }
 
 function specPanel(run) {
