@@ -129,6 +129,60 @@ def test_a_comparison_of_one_run_asks_for_another(script):
     assert asked == ["/v1/runs"]
 
 
+FOLLOW = """
+  globalThis.ResizeObserver = class { observe() {} disconnect() {} };
+  globalThis.matchMedia = () => ({ addEventListener() {} });
+  document.addEventListener = document.removeEventListener = () => {};
+  globalThis.setTimeout = (wake) => setImmediate(wake);
+  const root = document.createElement("div"), asked = [], seen = [], answers = given[1];
+  globalThis.fetch = async (path) => {
+    const [address, query] = path.split("?");
+    if (address === "/v1/runs") return { ok: true, json: async () => ({ data: [] }) };
+    const isEvents = address.endsWith("/events");
+    if (isEvents) asked.push(new URLSearchParams(query).get("after"));
+    const [status, body] = isEvents ? answers.events.shift() : [200, answers.runs.length > 1 ? answers.runs.shift() : answers.runs[0]];
+    seen.push(root.textContent);
+    return { ok: status === 200, status, headers: new Headers(), json: async () => body };
+  };
+  await page.showRunComparison({ root, signal: new AbortController().signal, query: new URLSearchParams("runs=run-1"), showError: () => {} });
+  return [asked, given[0].map((text) => [seen.some((shown) => shown.includes(text)), root.textContent.includes(text)]), root.textContent];
+"""
+
+
+def page_of(first, *, more=False, count=1):
+    events = [
+        {"id": n, "type": "metrics", "created_at": "2026-01-02T23:04:05Z", "data": {"step": n, "reward": n / 8}}
+        for n in range(first, first + count)
+    ]
+    return [200, {"data": events, "has_more": more}]
+
+
+def test_what_was_refused_is_read_again_and_the_problem_goes(script):
+    refused = [429, {"detail": "too many requests"}]
+    answers = {"runs": [run_of(1)], "events": [refused, page_of(1)]}
+    asked, [problem], text = script("compare/compare_view.js", FOLLOW, ["too many requests"], answers)
+    assert asked == ["0", "0"]
+    assert problem == [True, False]
+    assert "Reward 0.125" in text
+
+
+def test_the_events_of_a_run_are_read_once_more_when_it_is_over(script):
+    running = run_of(1) | {"state": "running"}
+    answers = {"runs": [running, running, run_of(1)], "events": [page_of(1), page_of(2)]}
+    asked, _, text = script("compare/compare_view.js", FOLLOW, [], answers)
+    assert asked == ["0", "1"]
+    assert "Reward 0.250" in text
+
+
+def test_a_run_of_many_events_is_read_to_its_end_and_the_page_says_so_meanwhile(script):
+    answers = {"runs": [run_of(1)], "events": [*(page_of(n, more=True) for n in range(1, 22)), page_of(22)]}
+    cut = "The curves of name-1 end at step 20, because it has many events: the rest is being read."
+    asked, [said], text = script("compare/compare_view.js", FOLLOW, [cut], answers)
+    assert asked == [str(n) for n in range(22)]
+    assert said == [True, False]
+    assert "Reward 2.750" in text
+
+
 LIST = """
   const picks = new page.Picks();
   const boxes = given[0].map((run) => picks.box(run));

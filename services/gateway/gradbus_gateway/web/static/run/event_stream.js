@@ -15,13 +15,14 @@ export function historyOf(runId) {
   return cache.history;
 }
 
-/** Reads the events that a history lacks, up to `MAX_BATCHES` thousand. */
+/** Reads the events that a history lacks, up to `MAX_BATCHES` thousand; returns whether these are all. */
 export async function loadHistory(runId, history, signal) {
   for (let batch = 0; batch < MAX_BATCHES; batch += 1) {
     const page = await fetchJson(`/v1/runs/${runId}/events?after=${history.newest}&limit=${BATCH}`, { signal });
     page.data.forEach((event) => history.add(event));
-    if (!page.has_more) return;
+    if (!page.has_more) return true;
   }
+  return false;
 }
 
 /** Follows a run's events until `signal` is aborted or `isOver` returns true. Calls `onChange` a few times a second at most. */
