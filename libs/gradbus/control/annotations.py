@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from gradbus.control.runs import StoredModel
 
 ANNOTATIONS: Final = "annotations"
 MOST_TAGS: Final = 32
 MOST_NOTE_CHARACTERS: Final = 4000
-Tag = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}$")]
+_TAG: Final = r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}$"
+
+
+def _tag(text: str) -> str:
+    if re.fullmatch(_TAG, text):
+        return text
+    rule = "a tag has up to 64 letters A to Z, digits and . _ : / -, and begins with a letter or a digit"
+    raise PydanticCustomError("tag", rule)
+
+
+Tag = Annotated[str, AfterValidator(_tag), Field(json_schema_extra={"pattern": _TAG})]
 
 
 class AnnotationChange(BaseModel):

@@ -4,6 +4,7 @@ import httpx2
 import pytest
 from fastapi import FastAPI
 
+from gradbus.control.annotations import AnnotationChange
 from gradbus.errors import ObjectMissingError, StorageError
 from gradbus_gateway.http import problems
 
@@ -25,6 +26,10 @@ async def http():
     async def gone():
         raise ObjectMissingError("the blob was deleted")
 
+    @app.patch("/run")
+    async def annotate(change: AnnotationChange):
+        return change
+
     transport = httpx2.ASGITransport(app, raise_app_exceptions=False)
     async with httpx2.AsyncClient(transport=transport, base_url="http://gateway") as client:
         yield client
@@ -41,3 +46,14 @@ async def test_what_a_service_behind_does_not_give_is_503_with_a_retry(http, pat
     answer = await http.get(path)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert answer.json()["type"] == "urn:gradbus:problem:unavailable"
+
+
+@pytest.mark.parametrize("tag", ["-a", "two words", "a\n", "", "x" * 65])
+async def test_the_rule_of_a_tag_is_told_in_words(http, tag):
+    answer = await http.patch("/run", json={"add_tags": ["good", tag]})
+    rule = "a tag has up to 64 letters A to Z, digits and . _ : / -, and begins with a letter or a digit"
+    assert (answer.status_code, answer.json()["errors"]) == (
+        422,
+        [{"path": "body.add_tags.1", "message": rule, "given": repr(tag)}],
+    )
+    assert (await http.patch("/run", json={"add_tags": ["sweep/3", "9.a_b:c-d"]})).status_code == 200

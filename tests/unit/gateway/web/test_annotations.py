@@ -21,7 +21,7 @@ PANEL = """
   globalThis.fetch = async (path, { method, body, headers }) => {
     sent.push([path, method, JSON.parse(body), headers["Content-Type"]]);
     const isRefused = body.includes("%");
-    const answer = isRefused ? { detail: "no such tag" } : { ...given[0], tags: ["a", "b"], note: "" };
+    const answer = isRefused ? { detail: "wrong", errors: [{ path: "body.add_tags.0", message: "a tag has letters" }] } : { ...given[0], tags: ["a", "b"], note: "" };
     return { ok: !isRefused, status: 422, headers: new Headers(), json: async () => answer };
   };
   const changed = [];
@@ -67,9 +67,36 @@ def test_the_form_leaves_a_note_alone_that_somebody_else_writes_meanwhile(script
 
 def test_what_the_gateway_refuses_stays_in_the_form(script):
     shown, sent, changed = script("run/annotations.js", LISTENING + PANEL, RUN, True, "a %", "note")
-    assert shown[2] == "Tags, separated by spaces Note tries <b>5e-5</b> no such tag Save Discard"
+    assert shown[2] == "Tags, separated by spaces Note tries <b>5e-5</b> wrong body.add_tags.0 a tag has letters Save Discard"
     assert (len(sent), changed) == (1, [])
 
 
 def test_a_reader_sees_tags_and_note_and_no_button(script):
     assert script("run/annotations.js", PANEL, RUN, False) == [["a tries <b>5e-5</b>"], [], []]
+
+
+RUNS = """
+  const root = document.createElement("div"), controller = new AbortController(), focused = [];
+  document.addEventListener = document.removeEventListener = () => {};
+  const parts = (part) => [part, ...(part.parts ?? []).flatMap(parts)];
+  document.getElementById = (id) => parts(root).find((part) => part.attributes?.id === id);
+  document.activeElement = { id: given[1] };
+  Object.getPrototypeOf(root).focus = function () { focused.push(this.textContent); };
+  globalThis.fetch = async () => ({ ok: given[0].status === 200, headers: new Headers(), ...given[0], json: async () => given[0].body });
+  const showing = page.showRuns({ root, signal: controller.signal, query: new URLSearchParams("tag=-a"), showError: () => {} });
+  await new Promise(setImmediate); // by then it waits for the next time to read the list
+  controller.abort();
+  await showing;
+  return [root.textContent, focused];
+"""
+
+
+def listed(**fields):
+    progress = {"step": 1, "reward": 0.5, "accuracy": None, "teacher_kl": None}
+    return {"id": "run-1", "name": "", "kind": "rl", "state": "running", "steps": 9, "progress": progress} | fields
+
+
+def test_the_list_says_what_is_wrong_with_a_tag(script):
+    refusal = {"detail": "wrong", "errors": [{"path": "query.tag.0", "message": "a tag has letters"}]}
+    text, _ = script("run/run_list.js", RUNS, {"status": 422, "body": refusal}, "")
+    assert "wrong query.tag.0 a tag has letters" in text

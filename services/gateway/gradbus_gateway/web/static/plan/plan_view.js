@@ -1,6 +1,7 @@
 // The plan of a run before it is submitted: a spec and a card in, tables out. `?run=ID` begins with the spec of that run.
 import { fetchJson } from "../lib/api.js";
-import { make, withCode } from "../lib/elements.js";
+import { make } from "../lib/elements.js";
+import { explanationOf } from "../lib/explanation.js";
 import { planTables } from "./plan_tables.js";
 
 const CARDS = ["h100", "h200", "b200", "a100", "a100-40gb", "l40s", "l4", "a10", "rtx5090", "rtx4090", "rtx3090"];
@@ -44,7 +45,6 @@ export async function answered(text, gpu, gpus, signal) {
     return planTables(await fetchJson(path, { method: "POST", signal, body: text, type }));
   } catch (error) {
     if (error.name === "AbortError") return [];
-    const faults = (error.faults ?? []).map((fault) => make("li", {}, make("code", {}, fault.path), ` ${fault.message}`));
-    return [make("div", { class: "note bad", role: "alert" }, make("p", {}, ...withCode(error.message)), make("ul", {}, ...faults))];
+    return [make("div", { class: "note bad", role: "alert" }, ...explanationOf(error))];
   }
 }

@@ -1,6 +1,7 @@
 // What users wrote on a run: its tags, each of which leads to the runs that have it, and its note.
 import { fetchJson } from "../lib/api.js";
-import { make, withCode } from "../lib/elements.js";
+import { make } from "../lib/elements.js";
+import { explanationOf } from "../lib/explanation.js";
 
 const MOST_NOTE_CHARACTERS = 4000;
 
@@ -50,14 +51,14 @@ export class AnnotationPanel {
     const tags = make("input", { type: "text", value: this.run.tags.join(" ") });
     const note = make("textarea", { rows: 4, maxlength: MOST_NOTE_CHARACTERS }, this.run.note);
     const before = { tags: this.run.tags, note: note.value }; // not the run's note: a field has line ends of its own
-    const problem = make("p", { class: "note bad hidden", role: "alert" });
+    const problem = make("div", { class: "note bad hidden", role: "alert" });
     const save = async (event) => {
       event.preventDefault();
       try {
         const body = JSON.stringify(changesOf(before, tags.value, note.value));
         this.#end(await fetchJson(`/v1/runs/${this.run.id}`, { method: "PATCH", body, type: "application/json", signal: this.signal }));
       } catch (error) {
-        problem.replaceChildren(...withCode(error.message));
+        problem.replaceChildren(...explanationOf(error));
         problem.classList.remove("hidden");
       }
     };

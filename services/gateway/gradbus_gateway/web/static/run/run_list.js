@@ -1,6 +1,7 @@
 // The list of runs, newest first.
 import { poll } from "../lib/api.js";
 import { make, withCode } from "../lib/elements.js";
+import { explanationOf } from "../lib/explanation.js";
 import { age, fixed, stateClass, stateText } from "../lib/format.js";
 import { tagLinks } from "./annotations.js";
 import { Picks } from "./picks.js";
@@ -13,7 +14,7 @@ export async function showRuns({ root, signal, query, showError }) {
   const tags = query.getAll("tag");
   const selection = tags.map((tag) => `&tag=${encodeURIComponent(tag)}`).join("");
   const list = make("div", {}, make("p", { class: "empty" }, "Loading …"));
-  const problem = make("p", { class: "note bad hidden", role: "alert" });
+  const problem = make("div", { class: "note bad hidden", role: "alert" });
   const picks = new Picks();
   root.append(make("div", { class: "view-head" }, make("h1", {}, tags.length ? `Runs tagged ${tags.join(" and ")}` : "Runs"), tags.length > 0 && make("a", { href: "#/" }, "All runs"), picks.element), problem, list);
   let polling = new AbortController();
@@ -25,7 +26,7 @@ export async function showRuns({ root, signal, query, showError }) {
     const onError = (error) => {
       if (error.status === 401) return showError(error, root);
       problem.classList.remove("hidden");
-      problem.replaceChildren(...withCode(error.message));
+      problem.replaceChildren(...explanationOf(error));
     };
     return poll(`/v1/runs?limit=${limit}${selection}`, Math.max(2, limit / 100), AbortSignal.any([signal, polling.signal]), (page) => render(page, limit), onError);
   };
