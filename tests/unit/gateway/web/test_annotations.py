@@ -100,3 +100,9 @@ def test_the_list_says_what_is_wrong_with_a_tag(script):
     refusal = {"detail": "wrong", "errors": [{"path": "query.tag.0", "message": "a tag has letters"}]}
     text, _ = script("run/run_list.js", RUNS, {"status": 422, "body": refusal}, "")
     assert "wrong query.tag.0 a tag has letters" in text
+
+
+def test_a_tag_of_the_list_keeps_the_focus_when_the_list_is_read_again(script):
+    page = {"data": [listed(tags=["a", "b"], waiting_for="", reason="", created_at=None)], "has_more": False}
+    _, focused = script("run/run_list.js", RUNS, {"status": 200, "body": page}, "tag-run-1-b")
+    assert focused == ["b"]

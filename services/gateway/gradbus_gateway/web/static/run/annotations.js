@@ -5,8 +5,8 @@ import { explanationOf } from "../lib/explanation.js";
 
 const MOST_NOTE_CHARACTERS = 4000;
 
-/** Tags as links to the list of runs that have them. */
-export const tagLinks = (tags) => tags.map((tag) => make("a", { class: "chip tag", href: `#/?tag=${encodeURIComponent(tag)}` }, tag));
+/** The tags of a run as links to the list of runs that have them. */
+export const tagLinks = ({ id, tags }) => tags.map((tag) => make("a", { id: `tag-${id}-${tag}`, class: "chip tag", href: `#/?tag=${encodeURIComponent(tag)}` }, tag));
 
 /**
  * What to send so that `before` ({tags, note}) becomes the tags in `text`, which are separated by spaces or commas, and `note`.
@@ -40,7 +40,7 @@ export class AnnotationPanel {
   #show(hasFocus = false) {
     const edit = make("button", { class: "plain small", onclick: () => this.#edit() }, this.run.tags.length || this.run.note ? "Edit tags and note" : "Add tags or a note");
     this.element.replaceChildren(
-      make("p", { class: "row" }, ...tagLinks(this.run.tags), this.mayEdit && edit),
+      make("p", { class: "row" }, ...tagLinks(this.run), this.mayEdit && edit),
       this.run.note ? make("pre", { class: "run-note" }, this.run.note) : "",
     );
     if (hasFocus) edit.focus();

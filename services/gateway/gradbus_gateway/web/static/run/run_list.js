@@ -67,7 +67,7 @@ function row(run, picks) {
     : [score("loss", fixed(progress.loss), ""), second(score, progress)];
   return make(
     "tr", {},
-    make("td", {}, run.state !== "unreadable" && picks.box(run), make("a", { id: `to-${run.id}`, href: `#/runs/${run.id}` }, run.name || run.id), make("div", { class: "soft small" }, make("span", { class: "mono" }, run.id), run.kind ? ` · ${run.kind}` : ""), run.tags.length > 0 && make("div", { class: "row tags" }, ...tagLinks(run.tags))),
+    make("td", {}, run.state !== "unreadable" && picks.box(run), make("a", { id: `to-${run.id}`, href: `#/runs/${run.id}` }, run.name || run.id), make("div", { class: "soft small" }, make("span", { class: "mono" }, run.id), run.kind ? ` · ${run.kind}` : ""), run.tags.length > 0 && make("div", { class: "row tags" }, ...tagLinks(run))),
     make("td", {}, make("span", { class: stateClass(run.state) }, stateText(run.state)[0]), reason(run)),
     make("td", { class: "steps" }, make("span", {}, `${progress.step} of ${run.steps}`), make("progress", { max: run.steps || 1, value: progress.step, "aria-label": "steps done" })),
     ...scores,
