@@ -126,6 +126,8 @@ _FIGURES: Final = (
 CARDS: Final = {
     name: Card(name, int(memory * GIB), flops, bandwidth, Speeds.of_gpu(flops, bandwidth)) for name, memory, flops, bandwidth in _FIGURES
 }
+MOST_CARDS: Final = 1024
+"""Of one plan."""
 
 
 def card_of(name: str) -> Card:

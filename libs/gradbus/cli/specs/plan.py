@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from gradbus.spec import RunSpec
 
 _GIB = 1 << 30
-_MAX_CARDS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +29,7 @@ class PlanOptions:
     spec: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="Run spec.")]
     gpu: Annotated[str, typer.Option("--gpu", metavar="NAME", help="Card, such as h100, h200, a100, l40s, rtx4090.")] = "h100"
     cpu: Annotated[bool, typer.Option("--cpu", help="This machine's CPU in place of a card, measured in about two seconds.")] = False
-    gpus: Annotated[int, typer.Option("--gpus", min=1, max=_MAX_CARDS, help="Number of cards.")] = 1
+    gpus: Annotated[int, typer.Option("--gpus", min=1, help="Number of cards.")] = 1
     prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Mean prompt; default: 256.")] = None
     response_tokens: Annotated[int | None, typer.Option(min=1, help="Mean response; default: half of the longest.")] = None
     model: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder with the model's config.json; default: the spec's path.")] = None
@@ -43,7 +42,7 @@ def plan(options: PlanOptions) -> None:
     """Show what a run needs, before it is submitted: memory, what fits on which card, seconds of a step. Nothing has to run."""
     from gradbus.client import load_spec
     from gradbus.client.upload import inline_sources
-    from gradbus.plan import Workload, card_of, make_plan
+    from gradbus.plan import MOST_CARDS, Workload, card_of, make_plan
     from gradbus.plan.document import plan_document
     from gradbus.plan.this_cpu import this_cpu
     from gradbus.spec import parse_spec
@@ -54,6 +53,8 @@ def plan(options: PlanOptions) -> None:
     spec = parse_spec(body)
     if options.cpu and options.gpus > 1:
         raise SettingsError("--cpu is one machine; leave --gpus out")
+    if options.gpus > MOST_CARDS:
+        raise SettingsError(f"--gpus is {options.gpus}; a plan has at most {MOST_CARDS} cards")
     size = _size(options, spec)
     workload = Workload.of(spec, options.prompt_tokens, options.response_tokens)
     found = make_plan(spec, size, workload, this_cpu(size.hidden) if options.cpu else card_of(options.gpu), options.gpus)

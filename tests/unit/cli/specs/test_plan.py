@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from gradbus.cli.__main__ import app
 from gradbus.errors import GradbusError, ModelError, SettingsError, SpecError
+from gradbus.plan import MOST_CARDS
 
 SPEC = """
 name = "my-run"
@@ -67,6 +68,12 @@ def test_a_plan_is_json_with_bytes_and_seconds(spec):
 def test_too_few_cards_are_told(spec):
     assert "too few cards" in planned(spec, "--set", "weights.transport=broadcast")
     assert "1 for training, 1 for rollouts" in planned(spec, "--set", "weights.transport=broadcast", "--gpus", 2)
+
+
+def test_more_cards_than_a_plan_has_are_refused(spec):
+    assert f"{MOST_CARDS} x h100" in planned(spec, "--gpus", MOST_CARDS)
+    with pytest.raises(SettingsError, match=f"at most {MOST_CARDS} cards"):
+        planned(spec, "--gpus", MOST_CARDS + 1)
 
 
 def test_what_does_not_fit_says_how_much_is_lacking(spec):

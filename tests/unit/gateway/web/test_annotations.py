@@ -21,7 +21,8 @@ PANEL = """
   globalThis.fetch = async (path, { method, body, headers }) => {
     sent.push([path, method, JSON.parse(body), headers["Content-Type"]]);
     const isRefused = body.includes("%");
-    const answer = isRefused ? { detail: "wrong", errors: [{ path: "body.add_tags.0", message: "a tag has letters" }] } : { ...given[0], tags: ["a", "b"], note: "" };
+    const refusal = { detail: "wrong", errors: [{ path: "body.add_tags.0", message: "a tag has letters" }] };
+    const answer = isRefused ? refusal : { ...given[0], tags: ["a", "b"], note: "" };
     return { ok: !isRefused, status: 422, headers: new Headers(), json: async () => answer };
   };
   const changed = [];

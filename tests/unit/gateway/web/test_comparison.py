@@ -144,7 +144,8 @@ FOLLOW = """
     seen.push(root.textContent);
     return { ok: status === 200, status, headers: new Headers(), json: async () => body };
   };
-  await page.showRunComparison({ root, signal: new AbortController().signal, query: new URLSearchParams("runs=run-1"), showError: () => {} });
+  const query = new URLSearchParams("runs=run-1"), { signal } = new AbortController();
+  await page.showRunComparison({ root, signal, query, showError: () => {} });
   return [asked, given[0].map((text) => [seen.some((shown) => shown.includes(text)), root.textContent.includes(text)]), root.textContent];
 """
 

@@ -227,6 +227,15 @@ def test_the_header_of_a_run_with_a_teacher_shows_how_far_it_is_from_it(script):
     assert "Step 3 of 9 KL to teacher 0.125 Held-out 0.500 Staleness 1.0 Speed" in text
 
 
+def test_the_header_leads_to_the_plan_of_the_runs_spec(script):
+    body = """
+      const header = new page.RunHeader({ can: () => true }, given[0], () => {});
+      const links = (part) => [part.attributes?.href, ...(part.parts ?? []).flatMap(links)].filter(Boolean);
+      return links(header.element);
+    """
+    assert "#/plan?run=run-1" in script("run/run_header.js", body, run_of("rl"))
+
+
 CARD = "return page.sampleCard(given[0], given[1], { colour: '', texts: null, range: [0, 1] }).textContent;"
 
 

@@ -16,7 +16,8 @@ export function planTables(plan) {
   return [
     make("p", {}, `${plan.model.architecture}, ${plural(plan.card.count, "card")} of ${size(plan.card.memory)}: ${plan.card.name}`),
     ...plan.tenants.map(tenantTable),
-    table("What a step takes", ["Placement", "Trainer", "Rollouts", "A step", "Generate", "Train"], plan.divisions.map(divisionRow)),
+    plan.divisions.length === 0 && make("p", { class: "note warn" }, "Too few cards: trainer and engine have one each."),
+    plan.divisions.length > 0 && table("What a step takes", ["Placement", "Trainer", "Rollouts", "A step", "Generate", "Train"], plan.divisions.map(divisionRow)),
     plan.changes.length > 0 && table("With another setting", ["Setting", "Process", "Memory"], plan.changes.map((change) => [change.setting, change.tenant, size(change.bytes)])),
   ].filter(Boolean);
 }

@@ -4,18 +4,23 @@ import { make } from "../lib/elements.js";
 import { explanationOf } from "../lib/explanation.js";
 import { planTables } from "./plan_tables.js";
 
-const CARDS = ["h100", "h200", "b200", "a100", "a100-40gb", "l40s", "l4", "a10", "rtx5090", "rtx4090", "rtx3090"];
+/** Those of `gradbus plan`. */
+export const CARDS = ["h100", "h200", "b200", "a100", "a100-40gb", "l40s", "l4", "a10", "rtx5090", "rtx4090", "rtx3090"];
+export const MOST_CARDS = 1024;
 
 export async function showPlan({ root, signal, query, can }) {
   document.title = "Plan · Gradbus";
   const spec = make("textarea", { id: "plan-spec", rows: 14, cols: 80, spellcheck: "false", required: true });
   const gpu = make("select", { id: "plan-gpu" }, ...CARDS.map((name) => make("option", {}, name)));
-  const gpus = make("input", { id: "plan-gpus", type: "number", min: 1, max: 1024, value: 1 });
+  const gpus = make("input", { id: "plan-gpus", type: "number", min: 1, max: MOST_CARDS, value: 1 });
   const answer = make("div", { role: "status" });
+  let asked = 0;
   const submit = async (event) => {
     event.preventDefault();
+    const own = (asked += 1);
     answer.replaceChildren(make("p", { class: "soft" }, "Checking the spec and its model …"));
-    answer.replaceChildren(...(await answered(spec.value, gpu.value, gpus.value, signal)));
+    const parts = await answered(spec.value, gpu.value, gpus.value, signal);
+    if (own === asked) answer.replaceChildren(...parts); // an older answer may come later
   };
   root.append(
     make("h1", {}, "Plan of a run"),

@@ -22,7 +22,7 @@ export class RunHeader {
       make("p", { class: "state-line" }, this.chip, " ", this.detail),
       this.annotations.element,
       this.progress, this.reason, this.problem,
-      make("div", { class: "figures-row" }, make("dl", { class: "figures" }, ...Object.entries(this.figures).map(([name, value]) => make("div", {}, make("dt", {}, name), value))), make("p", { class: "row" }, make("a", { class: "to-samples", href: `#/runs/${run.id}/samples` }, "Samples side by side"), make("a", { href: comparisonOf([run.id]) }, "Compare with other runs"))),
+      make("div", { class: "figures-row" }, make("dl", { class: "figures" }, ...Object.entries(this.figures).map(([name, value]) => make("div", {}, make("dt", {}, name), value))), make("p", { class: "row" }, make("a", { class: "to-samples", href: `#/runs/${run.id}/samples` }, "Samples side by side"), make("a", { href: comparisonOf([run.id]) }, "Compare with other runs"), make("a", { href: `#/plan?run=${run.id}` }, "Plan of its spec"))),
     );
   }
 

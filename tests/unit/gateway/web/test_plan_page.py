@@ -1,24 +1,7 @@
-"""The page's view of a plan, run by node."""
+"""The page's view of a plan."""
 
-import json
-import shutil
-import subprocess
-from pathlib import Path
+from gradbus.plan import CARDS, MOST_CARDS
 
-import pytest
-
-STATIC = Path(__file__).parents[3] / "services/gateway/gradbus_gateway/web/static"
-NODE = shutil.which("node")
-pytestmark = pytest.mark.skipif(NODE is None, reason="no `node` on the PATH")
-DOCUMENT = """
-class Part {
-  constructor() { Object.assign(this, { parts: [] }); }
-  append(...parts) { this.parts.push(...parts); }
-  setAttribute() {}
-  get textContent() { return this.parts.map((part) => part.textContent ?? part).join(" ").replace(/ +/g, " ").trim(); }
-}
-globalThis.document = { createElement: () => new Part() };
-"""
 PLAN = {
     "card": {"name": "l4", "memory": 22 << 30, "count": 2, "cores": 0},
     "model": {"architecture": "Qwen2ForCausalLM", "parameters": 5, "trained": 5},
@@ -51,24 +34,8 @@ PLAN = {
 }
 
 
-@pytest.fixture
-def script(tmp_path):
-    """Runs `body` with the exports of a module as `page` and with `given`; returns what it returns."""
-    shutil.copytree(STATIC, tmp_path / "static")
-    (tmp_path / "static/package.json").write_text('{"type": "module"}')
-
-    def run(module, body, given=None):
-        page = json.dumps(str(tmp_path / "static" / module))
-        source = f"{DOCUMENT}\nconst page = await import({page}), given = {json.dumps(given)};\n"
-        source += f"console.log(JSON.stringify(await (async () => {{ {body} }})()));"
-        command = [NODE, "--input-type=module", "--eval", source]
-        return json.loads(subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout)
-
-    return run
-
-
 def test_a_plan_is_tables(script):
-    text = script("plan/plan_tables.js", "return page.planTables(given).map((part) => part.textContent);", PLAN)
+    text = script("plan/plan_tables.js", "return page.planTables(given[0]).map((part) => part.textContent);", PLAN)
     assert text[0] == "Qwen2ForCausalLM, 2 cards of 22.0 GiB: l4"
     assert text[1] == "Memory of the trainer: 3.0 GiB Part Memory weights 1.0 GiB moments 2.0 GiB"
     assert "One card, in turns 1 1 1 min 30 s 1 min 20 s" in text[2]
@@ -94,3 +61,34 @@ def test_a_spec_is_sent_as_what_it_is_and_faults_are_listed(script):
     types = ["application/json", "application/toml"]
     assert answer["sent"] == [["/v1/plans?gpu=l4&gpus=2", "POST", kind] for kind in types]
     assert answer["found"] == ["no a.b is bad"] * 2
+
+
+def test_too_few_cards_are_told_in_place_of_an_empty_table(script):
+    body = "return page.planTables(given[0]).map((part) => part.textContent);"
+    text = script("plan/plan_tables.js", body, PLAN | {"divisions": []})
+    assert "Too few cards: trainer and engine have one each." in text
+    assert not any(part.startswith("What a step takes") for part in text)
+
+
+def test_the_page_offers_the_cards_of_the_command(script):
+    names, most = script("plan/plan_view.js", "return [page.CARDS, page.MOST_CARDS];")
+    assert sorted(names) == sorted(CARDS)
+    assert most == MOST_CARDS
+
+
+def test_an_older_answer_does_not_replace_a_newer_one(script):
+    body = """
+      const root = document.createElement("div"), listeners = {}, waiting = [];
+      Object.getPrototypeOf(root).addEventListener = (name, listener) => { listeners[name] = listener; };
+      Object.defineProperty(Object.getPrototypeOf(root), "value", { get: () => "", set() {} });
+      globalThis.fetch = () => new Promise((resolve) => waiting.push(resolve));
+      await page.showPlan({ root, query: new URLSearchParams(), can: () => true });
+      const submitted = [1, 2].map(() => listeners.submit({ preventDefault() {} }));
+      const answer = (detail) => ({ ok: false, status: 422, headers: new Headers(), json: async () => ({ detail }) });
+      waiting[1](answer("the newer answer"));
+      await submitted[1];
+      waiting[0](answer("the older answer"));
+      await submitted[0];
+      return root.textContent;
+    """
+    assert script("plan/plan_view.js", body).endswith("the newer answer")
