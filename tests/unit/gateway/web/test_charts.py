@@ -237,6 +237,6 @@ def test_scorers_are_asked_for_again_until_the_gateway_tells_them(script):
       const found = [await turns.read({ scorers: [] }), await turns.read({ scorers: [] })];
       return [found, asked, pauses.every((pause) => pause >= 7000 && pause <= 8750), pauses.length];
     """
-    found, asked, were_kept, pauses = script("run/scorer_turns.js", body, {"kind": "rl", "algorithm": {}}, [GRADER])
+    found, asked, were_kept, pauses = script("charts/scorer_turns.js", body, {"kind": "rl", "algorithm": {}}, [GRADER])
     assert found == [[GRADER], [GRADER]]
     assert (asked, were_kept, pauses) == (["/v1/runs/run-1/reward"] * 3, True, 2)
