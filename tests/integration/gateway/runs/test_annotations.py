@@ -145,3 +145,12 @@ def test_the_command_tags_a_run_when_it_is_submitted_and_later(gradbus, spec, tm
     assert json.loads(gradbus("tag", run_id, "--note", "", "--json")[1])["note"] == ""
     status, _, errors = gradbus("tag", run_id, "two words")
     assert (status, "add_tags" in errors) == (2, True)
+
+
+@pytest.mark.parametrize("options", [("--tag", "two words"), ("--note", "x" * 4001), sum((("--tag", f"t{n}") for n in range(33)), ())])
+def test_a_run_whose_tags_or_note_are_refused_is_not_created(gradbus, client, spec, tmp_path, tag, options):
+    (tmp_path / "run.toml").write_text(TOML.replace("typed", tag))
+    for more in ((), ("--dry-run",), ("--json",)):
+        status, output, errors = gradbus("run", "run.toml", *options, *more)
+        assert (status, output, options[0] in errors) == (2, "", True)
+    assert tag not in {run.name for run in client.runs()}
