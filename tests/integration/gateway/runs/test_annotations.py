@@ -7,8 +7,11 @@ from uuid import uuid4
 import httpx2
 import pytest
 
-from gradbus.bus import Buckets
-from gradbus.client import document
+from gradbus.bus import Buckets, OwnedKey
+from gradbus.control.annotations import AnnotationChange
+from gradbus.spec import RewardChange
+from gradbus_gateway.http.problems import ProblemError
+from gradbus_gateway.runs.store import RunStore
 
 TOML = """
 name = "typed"
@@ -121,11 +124,29 @@ async def test_annotations_that_cannot_be_read_are_named_and_can_be_repaired(htt
     assert http.patch(f"/v1/runs/{submitted['id']}", json={"note": "x"}).json()["note"] == "x"
 
 
-def test_a_fork_begins_without_tags_and_note(client, spec, tmp_path, tag):
-    run = client.submit(spec, tmp_path)
-    client.annotate(run.id, add_tags=[tag], note="of the parent")
-    again = client.submit(document(run)["spec"], tmp_path)
-    assert (again.tags, again.note) == ([], "")
+@pytest.mark.parametrize("is_purged", [False, True])
+@pytest.mark.parametrize(
+    ("key", "write"),
+    [
+        ("annotations", lambda store, run_id: store.annotate(run_id, AnnotationChange(note="too late"))),
+        ("scorers_wanted", lambda store, run_id: store.change_scorer(run_id, RewardChange(from_group=1, service="grpc://there:1"))),
+    ],
+)
+async def test_a_run_that_is_deleted_meanwhile_keeps_nothing_that_is_written_then(bus, submitted, monkeypatch, key, write, is_purged):
+    """Another request deletes the run, and maybe the conductor removes its keys, between the look at the run and the write."""
+    run_id, bucket, real = submitted["id"], await bus.bucket(Buckets.RUNS), OwnedKey.replace
+
+    async def replace_late(owned, value):
+        await bucket.put(f"{run_id}.desired", b'"deleted"')
+        for kind in ("spec", "desired") if is_purged else ():
+            await bucket.purge(f"{run_id}.{kind}")
+        await real(owned, value)
+
+    monkeypatch.setattr(OwnedKey, "replace", replace_late)
+    with pytest.raises(ProblemError) as problem:
+        await write(RunStore(bucket), run_id)
+    assert problem.value.status == 404
+    assert await bucket.get(f"{run_id}.{key}") is None
 
 
 def test_the_command_tags_a_run_when_it_is_submitted_and_later(gradbus, spec, tmp_path, tag):  # `spec` writes the files
