@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gradbus.resources.runs import RunSummary
+    from gradbus.resources.runs import RunResource, RunSummary
 
 _SHARES = {
     "generate": "gen",
@@ -49,7 +49,7 @@ def run_line(run: RunSummary) -> str:
     return f"{run.id}  {created:<16}  {run.name:<24}  {state}  step {progress.step}/{run.steps}  {'  '.join(_scores(run))}{tags}"
 
 
-def annotation_lines(run: RunSummary) -> list[str]:
+def annotation_lines(run: RunResource) -> list[str]:
     """What users wrote on a run: its tags, and its note, whose further lines are indented."""
     tags = [f"tags        {' '.join(run.tags)}"] if run.tags else []
     return [*tags, *(f"{'' if at else 'note':<12}{line}" for at, line in enumerate(run.note.splitlines()))]

@@ -41,13 +41,13 @@ def printable(text: str) -> str:
 
 def print_notice(text: str) -> None:
     """Prints what is not part of the answer, to standard error: piped output then has only the requested data."""
-    print(json.dumps({"object": "notice", "message": text}) if wants_json() else printable(text), file=sys.stderr, flush=True)
+    print(json.dumps({"object": "notice", "message": text}) if wants_json() else _printable_lines(text), file=sys.stderr, flush=True)
 
 
 def print_error(error: GradbusError | typer.TyperException) -> None:
     """Prints why the command ends, and what to do."""
     if not wants_json():
-        print("\n".join(map(printable, f"error: {error}".split("\n"))), file=sys.stderr)
+        print(_printable_lines(f"error: {error}"), file=sys.stderr)
         return
     text = error.format_message() if isinstance(error, typer.TyperException) else str(error)
     print(json.dumps({"object": "error", "message": text, **_details(error)}), file=sys.stderr)
@@ -56,6 +56,10 @@ def print_error(error: GradbusError | typer.TyperException) -> None:
 def discard_output() -> None:
     """The reader of standard output (head, less) is gone: nothing more can be printed, not even at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _printable_lines(text: str) -> str:
+    return "\n".join(map(printable, text.split("\n")))
 
 
 def _details(error: Exception) -> dict[str, Any]:

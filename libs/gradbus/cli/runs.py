@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gradbus.cli.options import RunId, State, connect, state_option, taking
-from gradbus.cli.output import AsJson, JsonLines, print_json, print_json_line, printable
-from gradbus.errors import SettingsError
+from gradbus.cli.output import AsJson, JsonLines, print_json, print_json_line, print_notice, printable
+from gradbus.errors import GradbusError, SettingsError
 
 if TYPE_CHECKING:
     from gradbus.client import AnnotationChanges, Client
@@ -48,7 +49,10 @@ def run(options: SubmitOptions) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Submitting:
-    """How a submission is shown, and whether it is one. Raises SettingsError for options that exclude each other."""
+    """How a submission is shown, and whether it is one.
+
+    Raises SettingsError for options that exclude each other, and for tags and a note that no run may have: before anything is sent.
+    """
 
     follow: bool
     dry_run: bool
@@ -60,6 +64,8 @@ class Submitting:
     def __post_init__(self) -> None:
         if self.dry_run and self.follow:
             raise SettingsError("--dry-run creates no run that --follow could follow; leave one of them out")
+        if self.tags or self.note:
+            _check_annotations(self.tags, self.note)
 
     def submit(self, client: Client, body: dict[str, Any], folder: Path) -> None:
         """Submits the body, whose files are below `folder`. Followed, it ends with the status that the run's end has."""
@@ -72,12 +78,12 @@ class Submitting:
             )
             return
         submitted = client.submit(body, folder)
+        if not self.as_json:
+            typer.echo(f"run {submitted.id} ({submitted.name}) is {submitted.state}")
         if self.tags or self.note:
-            submitted = client.annotate(submitted.id, add_tags=self.tags, note=self.note)
+            submitted = self._annotate(client, submitted)
         if self.as_json:
             print_json_line(document(submitted))
-        else:
-            typer.echo(f"run {submitted.id} ({submitted.name}) is {submitted.state}")
         if self.follow:
             from gradbus.cli.follow import follow_run, follow_run_as_json
 
@@ -86,6 +92,35 @@ class Submitting:
             raise typer.Exit(follow_run(client, submitted.id, state_option(self.state)))
         if not self.as_json:
             typer.echo(f"follow it: gradbus show {submitted.id} --follow{state_option(self.state)}")
+
+    def _annotate(self, client: Client, run: RunResource) -> RunResource:
+        """The run with its tags and note. If they are not written, the run goes on, and its user has to know it."""
+        try:
+            return client.annotate(run.id, add_tags=self.tags, note=self.note)
+        except (GradbusError, KeyboardInterrupt):
+            if self.as_json:
+                from gradbus.client import document
+
+                print_json_line(document(run))
+            note = ["--note", self.note] if self.note else []
+            again = shlex.join(["gradbus", "tag", run.id, *self.tags, *note]) + state_option(self.state)
+            print_notice(f"run {run.id} was created, but not its tags and its note; write them again: {again}")
+            raise
+
+
+def _check_annotations(tags: Sequence[str], note: str) -> None:
+    """Raises SettingsError for what the gateway would refuse."""
+    from pydantic import ValidationError
+
+    from gradbus.control.annotations import AnnotationChange
+
+    try:
+        AnnotationChange(add_tags=tuple(tags), note=note)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field, *at = first["loc"]
+        option = "--note" if field == "note" else " ".join(["--tag", *(repr(tags[index]) for index in at if isinstance(index, int))])
+        raise SettingsError(f"{option}: {first['msg']}; a run may have 32 tags and a note of 4000 characters: submit it again") from None
 
 
 @dataclass(frozen=True, slots=True)

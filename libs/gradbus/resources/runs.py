@@ -20,7 +20,6 @@ class RunSummary(BaseModel):
     kind: Kind | None = Field(description="What the run trains on, as in its spec; null for an unreadable run.")
     queue: str = Field("", description="The queue in which it waits for a trainer; empty for an unreadable run.")
     tags: list[str] = Field([], description="As users gave them, in the order of their characters.")
-    note: str = Field("", description="What users wrote on the run.")
     state: RunState | Literal["unreadable"]
     desired: Literal["running", "paused", "cancelled"]
     reason: str = Field("", description="Why the run is in this state, and what to do about it.")
@@ -38,8 +37,9 @@ class RunSummary(BaseModel):
 
 
 class RunResource(RunSummary):
-    """A run with its spec, every default and digest filled in."""
+    """A run with its note and its spec, every default and digest filled in."""
 
+    note: str = Field("", description="What users wrote on the run.")
     spec: RunSpec
 
 

@@ -89,6 +89,7 @@ BAD_INPUT = [
     ("export", "last"),
     ("run", "nowhere.toml"),
     ("run", "nowhere.toml", "--dry-run", "--follow"),
+    ("run", "nowhere.toml", "--tag", "two words"),
     ("up", "--port", "99999"),
     ("keys", "list", "--file", "nowhere.json"),
     ("show", "last", "--state", "nowhere"),

@@ -57,6 +57,15 @@ def test_the_runs_that_were_read_last_are_kept(keys, monkeypatch, name, most):
     assert found["b"]() is None
 
 
+def test_long_notes_push_no_run_out(keys, monkeypatch):
+    """A page of a thousand runs with notes was parsed again at every look."""
+    monkeypatch.setattr(parsed_runs, "_MOST_BYTES", 6000)
+    runs = ParsedRuns()
+    noted = {run_id: keys(run_id=run_id, annotations=b'{"note": "%s"}' % (b"x" * 4000)) for run_id in ("a", "b")}
+    found = [runs.read(*one) for one in noted.items()]
+    assert all(runs.read(*one) is run for one, run in zip(noted.items(), found, strict=True))
+
+
 def test_a_deleted_run_is_forgotten(keys):
     runs = ParsedRuns()
     status = weakref.ref(runs.read("run", keys()).status)

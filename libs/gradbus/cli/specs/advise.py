@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import typer
@@ -19,8 +20,10 @@ if TYPE_CHECKING:
 _STEPS: Final = 50
 """Newest steps that are averaged."""
 _FEWEST: Final = 5
-_EVENTS: Final = 300
-"""Newest events that are read: the steps, and what else happens between them."""
+_EVENTS: Final = 500
+"""A page of events: the steps, and what else happens between them."""
+_MOST_EVENTS: Final = 20_000
+"""Newest events among which steps are looked for."""
 _SAMPLES: Final = 1000
 """A page of samples."""
 _LIMITS: Final[dict[Bottleneck, str]] = {
@@ -60,15 +63,15 @@ def observe(client: Client, run: RunResource) -> tuple[Loop, Pace]:
 
 def _newest_steps(client: Client, run_id: str) -> list[EventResource]:
     """Events of the newest steps that one trainer made without a pause between them."""
-    from gradbus.client.newest_events import newest_events
+    from gradbus.client.newest_events import newest_first
 
     steps: list[EventResource] = []
-    for event in newest_events(lambda after: client.events_page(run_id, after, limit=2 * _EVENTS), _EVENTS):
+    for event in islice(newest_first(lambda after: client.events_page(run_id, after, limit=_EVENTS)), _MOST_EVENTS):
         if event.type == "metrics":
-            steps = [*steps[-_STEPS:], event]
-        elif event.type in {"state", "learner"}:
-            steps = []  # a pause, a restart: the time between two steps is no step
-    return steps
+            steps.append(event)
+        if event.type in {"state", "learner"} or len(steps) > _STEPS:
+            break  # before a pause or a restart: the time between two steps is no step
+    return steps[::-1]
 
 
 def _pace(run: RunResource, steps: Sequence[EventResource]) -> Pace:

@@ -22,8 +22,8 @@ def run_summary(run: Run | UnreadableRun) -> RunSummary:
 
 
 def run_resource(run: Run) -> RunResource:
-    """`run` with its spec."""
-    return RunResource(**_fields(run), spec=run.record.spec)
+    """`run` with its note and its spec."""
+    return RunResource(**_fields(run), note=run.annotations.note, spec=run.record.spec)
 
 
 def event_resource(event: Event) -> EventResource:
@@ -46,7 +46,6 @@ def _fields(run: Run) -> dict[str, Any]:
         "kind": run.record.spec.kind,
         "queue": run.record.spec.queue,
         "tags": list(run.annotations.tags),
-        "note": run.annotations.note,
         "state": run.state,
         "desired": run.desired,
         "reason": public_text(status.reason) if status else "",

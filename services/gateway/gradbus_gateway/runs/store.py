@@ -150,7 +150,7 @@ class RunStore:
             if len(wanted.changes) + len(run.record.spec.reward.changes) >= MAX_CHANGES or len(value) > _MAX_SCORER_BYTES:
                 raise ProblemError(409, "too-many-scorers", f"run {run_id} has had too many scorers; fork it with the new one instead")
             with contextlib.suppress(Conflict):
-                await key.replace(value)
+                await self._replace(run_id, key, value)
                 return
         raise _concurrent_change(run_id)
 
@@ -168,7 +168,7 @@ class RunStore:
                     409, "too-many-tags", f"run {run_id} would have more than {MOST_TAGS} tags; remove some with `remove_tags`"
                 )
             with contextlib.suppress(Conflict):
-                await key.replace(annotations.to_bytes())
+                await self._replace(run_id, key, annotations.to_bytes())
                 return replace(run, annotations=annotations)
         raise _concurrent_change(run_id)
 
@@ -209,6 +209,18 @@ class RunStore:
         except SettingsError:
             raise no_such_run(run_id) from None
         if await self._bucket.get(key) is None:
+            raise no_such_run(run_id)
+
+    async def _replace(self, run_id: str, key: OwnedKey, value: bytes) -> None:
+        """Writes a key of a run. Raises Conflict, and the problem 404 if the run was deleted since it was read.
+
+        Then its conductor may have removed its keys before this one was written, and would not look again.
+        """
+        await key.replace(value)
+        stored = await self._read(run_id)
+        if stored is None or stored.is_deleted:
+            with contextlib.suppress(Conflict):  # who wrote it since looks too
+                await self._bucket.purge(key.key, key.revision)
             raise no_such_run(run_id)
 
     async def _set_desired(self, run_id: str, desired: DesiredState, stored: _Stored) -> bool:

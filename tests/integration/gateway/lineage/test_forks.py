@@ -41,6 +41,14 @@ async def test_a_fork_has_the_spec_of_its_run_the_version_as_its_model_and_the_s
     assert {name: fork["spec"][name] for name in taken_over} == {name: submitted["spec"][name] for name in taken_over}
 
 
+async def test_a_fork_begins_without_tags_and_note(trainer, client, forked, submitted):
+    await trainer.commit(1)
+    client.annotate(submitted["id"], add_tags=["of-the-parent"], note="of the parent")
+    fork = forked()
+    assert fork["spec"]["model"]["lineage"]["ancestors"][0]["run"] == submitted["id"]
+    assert (fork["tags"], fork["note"]) == ([], "")
+
+
 async def test_the_newest_checkpoint_is_the_default_and_a_name_stands_for_the_newest_run(client, spec, tmp_path, trainer_of):
     run = document(client.submit(spec | {"name": "named"}, tmp_path))
     trainer = await trainer_of(run["id"])

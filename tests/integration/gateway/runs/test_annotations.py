@@ -7,8 +7,11 @@ from uuid import uuid4
 import httpx2
 import pytest
 
-from gradbus.bus import Buckets
-from gradbus.client import document
+from gradbus.bus import Buckets, OwnedKey
+from gradbus.control.annotations import AnnotationChange
+from gradbus.spec import RewardChange
+from gradbus_gateway.http.problems import ProblemError
+from gradbus_gateway.runs.store import RunStore
 
 TOML = """
 name = "typed"
@@ -35,7 +38,8 @@ def test_tags_and_a_note_are_part_of_a_run_whatever_its_state(http, submitted, s
     assert http.patch(address, json={"add_tags": ["a"], "remove_tags": ["b", "unknown"]}).json()["tags"] == sorted(["a", tag])
     assert http.patch(address, json={}).json()["note"] == "tries 5e-5"
     listed = http.get("/v1/runs", params={"tag": tag}).json()["data"]
-    assert [(one["id"], one["tags"], one["note"]) for one in listed] == [(submitted["id"], sorted(["a", tag]), "tries 5e-5")]
+    assert [(one["id"], one["tags"]) for one in listed] == [(submitted["id"], sorted(["a", tag]))]
+    assert "note" not in listed[0], "a thousand notes would be megabytes, which no list shows"
 
 
 async def test_a_finished_run_is_tagged_too(http, submitted, set_state, tag):
@@ -121,11 +125,29 @@ async def test_annotations_that_cannot_be_read_are_named_and_can_be_repaired(htt
     assert http.patch(f"/v1/runs/{submitted['id']}", json={"note": "x"}).json()["note"] == "x"
 
 
-def test_a_fork_begins_without_tags_and_note(client, spec, tmp_path, tag):
-    run = client.submit(spec, tmp_path)
-    client.annotate(run.id, add_tags=[tag], note="of the parent")
-    again = client.submit(document(run)["spec"], tmp_path)
-    assert (again.tags, again.note) == ([], "")
+@pytest.mark.parametrize("is_purged", [False, True])
+@pytest.mark.parametrize(
+    ("key", "write"),
+    [
+        ("annotations", lambda store, run_id: store.annotate(run_id, AnnotationChange(note="too late"))),
+        ("scorers_wanted", lambda store, run_id: store.change_scorer(run_id, RewardChange(from_group=1, service="grpc://there:1"))),
+    ],
+)
+async def test_a_run_that_is_deleted_meanwhile_keeps_nothing_that_is_written_then(bus, submitted, monkeypatch, key, write, is_purged):
+    """Another request deletes the run, and maybe the conductor removes its keys, between the look at the run and the write."""
+    run_id, bucket, real = submitted["id"], await bus.bucket(Buckets.RUNS), OwnedKey.replace
+
+    async def replace_late(owned, value):
+        await bucket.put(f"{run_id}.desired", b'"deleted"')
+        for kind in ("spec", "desired") if is_purged else ():
+            await bucket.purge(f"{run_id}.{kind}")
+        await real(owned, value)
+
+    monkeypatch.setattr(OwnedKey, "replace", replace_late)
+    with pytest.raises(ProblemError) as problem:
+        await write(RunStore(bucket), run_id)
+    assert problem.value.status == 404
+    assert await bucket.get(f"{run_id}.{key}") is None
 
 
 def test_the_command_tags_a_run_when_it_is_submitted_and_later(gradbus, spec, tmp_path, tag):  # `spec` writes the files
@@ -145,3 +167,12 @@ def test_the_command_tags_a_run_when_it_is_submitted_and_later(gradbus, spec, tm
     assert json.loads(gradbus("tag", run_id, "--note", "", "--json")[1])["note"] == ""
     status, _, errors = gradbus("tag", run_id, "two words")
     assert (status, "add_tags" in errors) == (2, True)
+
+
+@pytest.mark.parametrize("options", [("--tag", "two words"), ("--note", "x" * 4001), sum((("--tag", f"t{n}") for n in range(33)), ())])
+def test_a_run_whose_tags_or_note_are_refused_is_not_created(gradbus, client, spec, tmp_path, tag, options):
+    (tmp_path / "run.toml").write_text(TOML.replace("typed", tag))
+    for more in ((), ("--dry-run",), ("--json",)):
+        status, output, errors = gradbus("run", "run.toml", *options, *more)
+        assert (status, output, options[0] in errors) == (2, "", True)
+    assert tag not in {run.name for run in client.runs()}
