@@ -74,10 +74,18 @@ class ReferenceModel:
         self._model = load_causal_lm(folder, dtype, device)
         if version is not None:
             with enough_memory():
-                trained = self._model.stored(self._model.trained_parameters())
-                load_weights(trained if version.lora is None else add_adapters(self._model, version.lora, 0), version.tensors)
+                self._load(version, dtype)
         self._model.requires_grad_(False)
         self._budget = budget
+
+    def _load(self, version: VersionWeights, dtype: torch.dtype) -> None:
+        if version.lora is None:
+            load_weights(self._model.stored(self._model.trained_parameters()), version.tensors)
+            return
+        adapters = add_adapters(self._model, version.lora, 0)
+        load_weights(adapters, version.tensors)
+        for parameter in adapters.values():
+            parameter.data = parameter.data.to(dtype)  # the trainer computes with rounded adapters too
 
     @property
     def vocabulary(self) -> int:
