@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from gradbus.bus import Bucket
 from gradbus.control.runs import RunRecord
-from gradbus.errors import ModelError
+from gradbus.errors import ModelError, first_line
 from gradbus.formats.frozen import frozen_names
 from gradbus.formats.tokens import ID_DTYPE, LOGPROB_DTYPE
 from gradbus.objects import ObjectStore, materialise
@@ -228,18 +228,23 @@ class ModelCache:
         for key in idle:
             del self._used_at[key]
             self._loaded.pop(key, None)
+        self._leaving.intersection_update(self._loaded)
         if idle:
             await asyncio.to_thread(_return_memory)
 
     async def _offload_idle(self) -> None:
-        self._leaving.intersection_update(self._loaded)
         for key in tuple(self._leaving):
-            model = self._loaded[key]
-            if isinstance(model, ScoringModel):
-                # In the thread that scores, so never beside a pass.
-                moved = asyncio.get_running_loop().run_in_executor(self._torch_thread, model.leave_device, self._settings.offload_seconds)
+            model = self._loaded.get(key)  # None if it was dropped, perhaps while another one moved
+            if not isinstance(model, ScoringModel):
+                continue
+            # In the thread that scores, so never beside a pass.
+            moved = asyncio.get_running_loop().run_in_executor(self._torch_thread, model.leave_device, self._settings.offload_seconds)
+            try:
                 if await moved:
                     _log.info("reward_model_offloaded", folder=key[0].name)
+            except RuntimeError as error:  # torch's, of host memory that cannot be had or pinned
+                self._leaving.discard(key)
+                _log.warning("reward_model_stays", folder=key[0].name, until="its next use", error=first_line(error))
 
     async def drop_all(self) -> None:
         """Drops every model; each is loaded again at its next use."""
