@@ -101,7 +101,10 @@ class RunSpec(RunOptions):
         return self.teacher.coefficient or 0.0 if self.algorithm.reads_rewards else 1.0
 
     def reference_version(self, version: int) -> int:
-        """The version of the run that the KL of samples of `version` is to; 0 is the base model."""
+        """The version of the run that the KL of samples of `version` is to; without `kl_reference_steps` 0, which is the base model.
+
+        With it 0 is the version with which the run begins: the base model, with `model.adapters` beside it if the run goes on with some.
+        """
         steps = self.algorithm.kl_reference_steps if self.algorithm.kl else None
         return version - version % steps if steps else 0
 

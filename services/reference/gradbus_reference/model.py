@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from gradbus.bus import Bucket
 from gradbus.control.runs import RunRecord
-from gradbus.errors import ModelError
+from gradbus.errors import ModelError, first_line
 from gradbus.formats.frozen import frozen_names
 from gradbus.formats.tokens import ID_DTYPE, LOGPROB_DTYPE
 from gradbus.objects import ObjectStore, materialise
@@ -74,10 +74,18 @@ class ReferenceModel:
         self._model = load_causal_lm(folder, dtype, device)
         if version is not None:
             with enough_memory():
-                trained = self._model.stored(self._model.trained_parameters())
-                load_weights(trained if version.lora is None else add_adapters(self._model, version.lora, 0), version.tensors)
+                self._load(version, dtype)
         self._model.requires_grad_(False)
         self._budget = budget
+
+    def _load(self, version: VersionWeights, dtype: torch.dtype) -> None:
+        if version.lora is None:
+            load_weights(self._model.stored(self._model.trained_parameters()), version.tensors)
+            return
+        adapters = add_adapters(self._model, version.lora, 0)
+        load_weights(adapters, version.tensors)
+        for parameter in adapters.values():
+            parameter.data = parameter.data.to(dtype)  # the trainer computes with rounded adapters too
 
     @property
     def vocabulary(self) -> int:
@@ -167,7 +175,20 @@ class ScoringModel:
 
 FrozenModel = ReferenceModel | ScoringModel
 Model = TypeVar("Model", ReferenceModel, ScoringModel)
-_Key = tuple[Path, torch.dtype, type[FrozenModel], tuple[str, ...], LoraSpec | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Version:
+    """A version of a run, or the adapters with which it begins."""
+
+    files: tuple[str, ...]
+    """Digests."""
+    lora: LoraSpec | None
+    dtype: torch.dtype
+    """Of the weights that the run publishes."""
+
+
+_Key = tuple[Path, torch.dtype, type[FrozenModel], _Version | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,18 +228,23 @@ class ModelCache:
         for key in idle:
             del self._used_at[key]
             self._loaded.pop(key, None)
+        self._leaving.intersection_update(self._loaded)
         if idle:
             await asyncio.to_thread(_return_memory)
 
     async def _offload_idle(self) -> None:
-        self._leaving.intersection_update(self._loaded)
         for key in tuple(self._leaving):
-            model = self._loaded[key]
-            if isinstance(model, ScoringModel):
-                # In the thread that scores, so never beside a pass.
-                moved = asyncio.get_running_loop().run_in_executor(self._torch_thread, model.leave_device, self._settings.offload_seconds)
+            model = self._loaded.get(key)  # None if it was dropped, perhaps while another one moved
+            if not isinstance(model, ScoringModel):
+                continue
+            # In the thread that scores, so never beside a pass.
+            moved = asyncio.get_running_loop().run_in_executor(self._torch_thread, model.leave_device, self._settings.offload_seconds)
+            try:
                 if await moved:
                     _log.info("reward_model_offloaded", folder=key[0].name)
+            except RuntimeError as error:  # torch's, of host memory that cannot be had or pinned
+                self._leaving.discard(key)
+                _log.warning("reward_model_stays", folder=key[0].name, until="its next use", error=first_line(error))
 
     async def drop_all(self) -> None:
         """Drops every model; each is loaded again at its next use."""
@@ -270,38 +296,47 @@ class ModelCache:
         if not model.files:
             raise ModelError(f"the spec of {run_id} names no model files; submit the run through the gateway")
         folder = await materialise(self._objects, model.files, self._settings.cache_dir / "models")
-        lora = spec.trainer.lora if version_files else None
+        version = _Version(tuple(version_files), spec.trainer.lora, DTYPES[spec.version_dtype]) if version_files else None
         # In another dtype than the trainer's, the rounding would be a part of the KL, or of the held-out loss.
-        key = (folder, DTYPES[spec.trainer.dtype], kind, tuple(version_files), lora)
+        key = (folder, DTYPES[spec.trainer.dtype], kind, version)
         found = await self._load(kind, key)
         leaves = isinstance(model, RewardModelSpec) and model.offload
         (self._leaving.add if leaves else self._leaving.discard)(key)
         return RunModel(found, spec.is_deterministic)
 
     async def _load(self, kind: type[Model], key: _Key) -> Model:
-        folder, dtype, _, version_files, lora = key
+        folder, dtype, _, version = key
         found = self._loaded.get(key)
         if not isinstance(found, kind):
             while len(self._loaded) >= self._settings.models:
                 self._loaded.popitem(last=False)
             loop = asyncio.get_running_loop()
             budget, device = self._settings.micro_batch_tokens, self._settings.device
-            version = VersionWeights(await self._tensors(version_files), lora) if version_files else None
-            found = await loop.run_in_executor(self._torch_thread, kind, folder, budget, device, dtype, version)
+            weights = VersionWeights(await self._tensors(version), version.lora) if version else None
+            found = await loop.run_in_executor(self._torch_thread, kind, folder, budget, device, dtype, weights)
             self._loaded[key] = found
         self._loaded.move_to_end(key)
         self._used_at[key] = time.monotonic()
         return found
 
-    async def _tensors(self, version_files: Sequence[str]) -> dict[str, torch.Tensor]:
-        """What the version trains, checked against the digests and mapped: the mappings survive their files."""
+    async def _tensors(self, version: _Version) -> dict[str, torch.Tensor]:
+        """What the version trains, checked against the digests and mapped: the mappings survive their files.
+
+        Adapters of another run, with which this one begins, may be wider than its versions: they are rounded as its version 0 is.
+        """
         tensors: dict[str, torch.Tensor] = {}
         async with partial_folder(self._settings.cache_dir / "versions") as folder:
-            for at, digest in enumerate(version_files):
-                loaded = await asyncio.to_thread(load_file, await self._objects.blob_file(digest, folder / str(at)))
-                frozen = frozen_names(loaded)
-                tensors |= {name: tensor for name, tensor in loaded.items() if name not in frozen}
+            for at, digest in enumerate(version.files):
+                file = await self._objects.blob_file(digest, folder / str(at))
+                tensors |= await asyncio.to_thread(_trained_tensors, file, version.dtype)
         return tensors
+
+
+def _trained_tensors(file: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Those of the file that are not frozen, in `dtype`; mapped if it has that already."""
+    loaded = load_file(file)
+    frozen = frozen_names(loaded)
+    return {name: tensor.to(dtype) for name, tensor in loaded.items() if name not in frozen}
 
 
 def _return_memory() -> None:

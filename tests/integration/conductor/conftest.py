@@ -196,6 +196,15 @@ def record(run_id):
 
 
 @pytest.fixture
+def forked():
+    """Sections of a run that goes on with the adapters of another one, and their digest."""
+    digest = "sha256:" + "a" * 64
+    lineage = {"base": "m", "ancestors": [{"run": "run-1", "name": "first", "version": 1, "digest": "sha256:" + "b" * 64}]}
+    model = {"run": "run-1", "version": 1, "files": {}, "adapters": digest, "lineage": lineage}
+    return {"model": model, "trainer": {"lora": {"rank": 2}}}, digest
+
+
+@pytest.fixture
 def group(run_id):
     def make(index, tokens=3, finish=FinishReason.FINISH_REASON_STOP, versions=(4, 5), run_id=run_id):
         spans = [Span(start=at, end=at + 1, version=version, trainable=True) for at, version in enumerate(versions)]

@@ -123,6 +123,20 @@ async def test_a_version_computes_with_its_own_weights_and_the_base_model_stays_
     assert not list((folder / "cache" / "versions").iterdir()), "files of versions do not stay"
 
 
+async def test_the_adapters_with_which_a_run_begins_are_rounded_as_its_version_0(stub, new_run, folder, model, stored_file):
+    """A run in float32 that publishes bfloat16 goes on with adapters of one that published float32."""
+    lora = {"rank": 2, "alpha": 4, "target_modules": ["q_proj"]}
+    run_id = await new_run(folder / "model", trainer={"lora": lora}, weights={"dtype": "bf16"})
+    adapters, _ = lora_adapters(model, 2, 2.0)
+    rounded = {name: tensor.bfloat16() for name, tensor in adapters.items()}
+    requests = [
+        LogProbsRequest(run_id=run_id, temperature=1.0, sequences=sequences(0), version_files=[await stored_file(tensors)])
+        for tensors in (adapters, rounded, {name: tensor.float() for name, tensor in rounded.items()})
+    ]
+    begun, published, widened = [await stub.LogProbs(request, timeout=60) for request in requests]
+    assert begun == published == widened
+
+
 async def test_a_version_that_is_gone_or_of_another_model_says_so(stub, new_run, folder, model, stored_file):
     run_id = await new_run(folder / "model", kind="sft", reward={})
     gone = LogProbsRequest(run_id=run_id, temperature=1.0, sequences=sequences(0), version_files=["sha256:" + "0" * 64])

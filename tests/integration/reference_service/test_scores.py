@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -166,8 +167,44 @@ async def test_the_run_that_used_a_reward_model_last_says_whether_it_leaves(mode
     await cache.reward_of(leaving)
     assert len(cache._leaving) == 1
     await cache.drop_all()
-    await cache._offload_idle()
+    await cache._drop_idle()
     assert not cache._leaving
+
+
+async def leaving_models(cache, new_run, folder):
+    """Two reward models that leave, and their runs."""
+    runs = [await new_run(folder / "model", folder / "scorer", offload=True, trainer={"dtype": dtype}) for dtype in ("fp32", "bf16")]
+    return runs, [(await cache.reward_of(run)).model for run in runs]
+
+
+async def test_models_may_be_dropped_while_another_leaves(models, new_run, folder, model, scorer):
+    cache, thread = models
+    await leaving_models(cache, new_run, folder)
+    may_move = threading.Event()
+    thread.submit(may_move.wait)
+    look = asyncio.create_task(cache._offload_idle())
+    await asyncio.sleep(0)
+    await cache.drop_all()
+    may_move.set()
+    await look
+    assert not cache._loaded
+
+
+async def test_a_model_that_cannot_leave_stays_until_its_next_use_and_keeps_no_other(
+    models, new_run, folder, model, scorer, monkeypatch, capsys
+):
+    cache, _ = models
+    runs, served = await leaving_models(cache, new_run, folder)
+    monkeypatch.setattr(served[0]._model, "buffers", lambda: [torch.empty(1).to_sparse()])  # has no storage to move
+    for one in served:
+        one._used_at -= 3600.0
+    await cache._offload_idle()
+    held = [[parameter.untyped_storage().nbytes() for parameter in one._model.parameters()] for one in served]
+    assert (all(held[0]), any(held[1])) == (True, False)
+    assert "reward_model_stays" in "".join(capsys.readouterr())
+    assert len(cache._leaving) == 1
+    await cache.reward_of(runs[0])
+    assert len(cache._leaving) == 2
 
 
 async def test_a_version_of_a_run_that_trains_a_reward_model_scores_by_its_own_weights(stub, new_run, folder, model, scorer, stored_file):

@@ -129,8 +129,10 @@ def test_turn_credit_has_less_variance_than_that_of_episodes():
     assert smaller < larger
 
 
-@pytest.mark.parametrize("advantage", ["grpo", "rloo", "reinforce", "gae"])
-@pytest.mark.parametrize("normalize_std", [True, False])
+@pytest.mark.parametrize(
+    ("advantage", "normalize_std"),
+    [*product(["grpo", "rloo"], [True, False]), ("reinforce", False), ("gae", False)],  # a spec refuses the others
+)
 @pytest.mark.parametrize("scorer", [0.0, 0.3])
 def test_rewards_at_the_end_have_the_bits_of_episodes(advantage, normalize_std, scorer):
     rng = np.random.default_rng(1)

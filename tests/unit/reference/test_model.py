@@ -15,8 +15,11 @@ from transformers import (
 )
 from transformers_lab import make_transformers_model
 
+from gradbus.spec import LoraSpec
 from gradbus_kernels.models.causal_lm import load_causal_lm, packed_logprobs
-from gradbus_reference.model import ReferenceModel, ScoringModel
+from gradbus_kernels.models.lora import add_adapters
+from gradbus_reference.model import ReferenceModel, ScoringModel, VersionWeights
+from gradbus_trainer.learners.working_weights import WorkingWeights
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,23 @@ def test_a_reference_in_bfloat16_has_the_bits_of_the_trainers_forward(folder, se
     found = np.concatenate(ReferenceModel(folder, dtype=torch.bfloat16).logprobs(sequences, 0.7))
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, expected.numpy())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_version_with_adapters_has_the_bits_of_the_trainers_forward(folder, sequences, dtype):
+    lora = LoraSpec(rank=2, target_modules=("q_proj", "down_proj"))
+    trainers = load_causal_lm(folder)
+    trained = add_adapters(trainers, lora, 0)
+    for parameter in trained.values():
+        parameter.data = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(parameter.numel()))
+    adapters = {name: parameter.detach().clone() for name, parameter in trained.items()}
+    WorkingWeights(trainers, trained, dtype)
+    with torch.no_grad():
+        expected, _ = packed_logprobs(trainers, sequences, 0.7)
+    found = np.concatenate(ReferenceModel(folder, dtype=dtype, version=VersionWeights(adapters, lora)).logprobs(sequences, 0.7))
+    np.testing.assert_array_equal(found, expected.numpy())
+    base = np.concatenate(ReferenceModel(folder, dtype=dtype).logprobs(sequences, 0.7))
+    assert np.abs(found - base).max() > 0.1
 
 
 @pytest.fixture

@@ -1,11 +1,14 @@
 """How a run begins: with its model, or with the adapters of the version from which it starts."""
 
+import threading
+
 import pytest
 from safetensors.torch import save
 
 from gradbus.errors import ModelError
 from gradbus.objects import ObjectStore
 from gradbus_kernels.weights.digest import weights_digest
+from gradbus_trainer.checkpoints import state
 from gradbus_trainer.checkpoints.state import begin
 from gradbus_trainer.learners.torch import TorchLearner
 from gradbus_trainer.tensors.scratch import Scratch
@@ -34,11 +37,26 @@ async def test_a_run_begins_with_the_bits_of_the_adapters_and_trains_on_from_the
     weights, spec = parent
     learner = TorchLearner(model_folder, spec)
     assert weights_digest(dict(learner.weights().items())) != weights_digest(weights)
-    state = await begin(objects, learner, Scratch(tmp_path / "scratch"), spec)
-    assert (state.step, weights_digest(dict(learner.weights().items()))) == (0, weights_digest(weights))
+    begun = await begin(objects, learner, Scratch(tmp_path / "scratch"), spec)
+    assert (begun.step, weights_digest(dict(learner.weights().items()))) == (0, weights_digest(weights))
     assert dict(learner.optimizer_tensors().items()) == {}, "the optimiser is new"
     learner.train(make_batch())
     assert weights_digest(dict(learner.weights().items())) != weights_digest(weights)
+
+
+async def test_the_adapters_are_compared_beside_the_event_loop(parent, model_folder, objects, tmp_path, monkeypatch):
+    """Which renews the lease meanwhile."""
+    _, spec = parent
+    threads = []
+
+    def digest(tensors):
+        threads.append(threading.current_thread())
+        return weights_digest(tensors)
+
+    monkeypatch.setattr(state, "weights_digest", digest)
+    await begin(objects, TorchLearner(model_folder, spec), Scratch(tmp_path / "scratch"), spec)
+    assert len(threads) == 1
+    assert threads[0] is not threading.main_thread()
 
 
 async def test_adapters_of_another_version_or_shape_are_refused(parent, model_folder, make_spec, objects, tmp_path):

@@ -100,12 +100,18 @@ def models_of(spec: RunSpec, tasks: TaskSet) -> dict[EntryField, EntryModel]:
         return {"reference_logprobs": EntryModel()} if tasks.version_files and algorithm_of(spec).needs_reference else {}
     found: dict[EntryField, EntryModel] = {}
     if needs_reference_logprobs(spec):
-        found["reference_logprobs"] = EntryModel(version_of=spec.reference_version)
+        moves = spec.algorithm.kl_reference_steps is not None
+        found["reference_logprobs"] = EntryModel(_first_version(spec) if moves else BASE, version_of=spec.reference_version)
     if spec.teacher is not None:
         found["teacher_logprobs"] = EntryModel(FrozenModel(of_teacher=True, top_k=spec.teacher.top_k or 0))
     if (count := spec.algorithm.centering) is not None:
-        found["behaviour_rows"] = EntryModel(FrozenModel(top_k=count), version_of=lambda version: version)
+        found["behaviour_rows"] = EntryModel(replace(_first_version(spec), top_k=count), version_of=lambda version: version)
     return found
+
+
+def _first_version(spec: RunSpec) -> FrozenModel:
+    """Version 0: the base model, in a run that goes on with adapters with these beside it."""
+    return BASE if spec.model.adapters is None else FrozenModel(version_files=(spec.model.adapters,))
 
 
 def sequences_of(group: Group) -> Iterator[ReferenceSequence]:

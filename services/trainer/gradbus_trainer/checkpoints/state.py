@@ -71,9 +71,14 @@ async def begin(objects: ObjectStore, learner: Learner, scratch: Scratch, spec: 
     model = spec.model
     if model.adapters is not None and model.lineage is not None:
         adapters = await load_tensors(objects, [Shard(digest=model.adapters)], scratch)
-        if weights_digest(adapters) != model.lineage.ancestors[0].digest:
-            raise ModelError(f"the adapters {model.adapters} are not {model.source}; fork the run again")
-        await in_run_thread(lambda: learner.restore(0, adapters, {}), "begin with adapters")
+        expected = model.lineage.ancestors[0].digest
+
+        def take() -> None:
+            if weights_digest(adapters) != expected:
+                raise ModelError(f"the adapters {model.adapters} are not {model.source}; fork the run again")
+            learner.restore(0, adapters, {})
+
+        await in_run_thread(take, "begin with adapters")  # as in `restore_from`
     return TrainerState()
 
 

@@ -37,6 +37,18 @@ async def test_each_group_is_compared_with_the_version_of_the_last_multiple(scor
     assert all(len(entry.reference_logprobs) == 2 for entry in found.values())
 
 
+async def test_version_0_of_a_run_that_goes_on_with_adapters_has_them(forked, clients, run_id, record, until, reference, group):
+    sections, digest = forked
+    found = {}
+    judge = Scoring(
+        clients, run_id, record(**MOVING, **sections).spec, GroupTraces(run_id, 0.0), lambda entry: found.update({entry.index: entry})
+    )
+    judge.submit([(group(index, versions=(index,)), "{}") for index in range(3)])
+    await until(lambda: len(found) == 3)
+    await judge.close()
+    assert reference.versions == [[digest]], "versions 0 to 2 are compared with version 0, which is not the base"
+
+
 async def test_a_version_that_is_not_there_yet_is_asked_for_again_and_says_which(scoring, published, until, reference, group):
     judge, found = scoring
     judge.submit([(group(0, versions=(4,)), "{}")])

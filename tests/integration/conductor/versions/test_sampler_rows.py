@@ -10,12 +10,16 @@ from gradbus_conductor.groups.traces import GroupTraces
 pytestmark = pytest.mark.usefixtures("never_late")
 
 
-async def test_each_group_has_the_rows_of_its_own_version(clients, stub, run_id, record, published, until, reference, group):
+@pytest.mark.parametrize("begins_with_adapters", [False, True])
+async def test_each_group_has_the_rows_of_its_own_version(
+    begins_with_adapters, forked, clients, stub, run_id, record, published, until, reference, group
+):
+    sections, adapters = forked if begins_with_adapters else ({}, "")
     found = {}
     judge = Scoring(
         dataclasses.replace(clients, weight_store=stub),
         run_id,
-        record(algorithm={"name": "score_centering", "centering": 5}).spec,
+        record(algorithm={"name": "score_centering", "centering": 5}, **sections).spec,
         GroupTraces(run_id, 0.0),
         lambda entry: found.update({entry.index: entry}),
     )
@@ -29,6 +33,6 @@ async def test_each_group_has_the_rows_of_its_own_version(clients, stub, run_id,
         assert (list(entry.reference_logprobs), list(entry.teacher_logprobs), list(entry.teacher_rows)) == ([], [], [])
     assert {tuple(ids): files for ids, files in zip(reference.calls, reference.versions, strict=True)} == {
         ("0.0", "0.1"): [digest],
-        ("1.0", "1.1"): [],
+        ("1.0", "1.1"): [adapters] if adapters else [],
     }
     assert len(reference.asked) == 6, "the first answer lacked a number"

@@ -77,7 +77,7 @@ class RankEngine:
     def train(self, batch: Batch, rate: float, coefficients: Coefficients | None = None) -> StepMetrics:
         """This rank's share of one step; the metrics of all ranks together, with this rank's phases.
 
-        Raises TrainingError on every rank, with the weights unchanged, when the gradient is not finite.
+        Raises TrainingError on every rank when a gradient is not finite, with everything as it was before the update.
         """
         return self._trained.train(batch, StepMetrics(noop=True, learning_rate=rate), coefficients)
 
