@@ -60,7 +60,7 @@ async function readRuns(ids, signal, problems) {
   return read.filter(Boolean).map((run) => ({ run, history: new RunHistory(), isWhole: true }));
 }
 
-/** Reads a run's events until it is over and all are read. Its state is read first: no event follows its last one. */
+/** Reads a run's events until it is over and all are read. Its state is read first, so that those of its last steps are read after its end. */
 function follow(entry, signal, onChange, problems) {
   const { id } = entry.run;
   return poll(`/v1/runs/${id}`, PERIOD_SECONDS, signal, async (run) => {
