@@ -22,7 +22,9 @@ from gradbus.algorithms.reward_kl import TokenKls, add_teacher, returns_to_go, t
 from gradbus.algorithms.sequences import sequences
 from gradbus.algorithms.shaping import overlong_shaped
 from gradbus.algorithms.turn_credit import TurnStart, trajectory_turns, turn_advantages, turn_starts
+from gradbus.ids import sample_id
 from gradbus.spec import AlgorithmSpec
+from gradbus.v1.group_pb2 import LogEntry
 from gradbus.v1.reward_pb2 import REWARD_STATUS_OK, SampleReward
 from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, Sample
 
@@ -136,6 +138,13 @@ class Algorithm:
         *drawn, greedy = samples
         judged = self._judged(drawn, rewards, kls[: len(drawn)], self._greedy_reward(greedy, rewards[greedy.sample_id]))
         return replace(judged, valid=(*judged.valid, False), advantages=(*judged.advantages, 0.0))
+
+    def rewards_of(self, entry: LogEntry, group_size: int) -> Sequence[SampleReward]:
+        """Those of the samples of a group, judged or not, without the greedy ones, which are the baseline of the others."""
+        if not self.greedy_samples:
+            return entry.rewards
+        greedy = {sample_id(entry.index, n) for n in range(group_size - self.greedy_samples, group_size)}
+        return [reward for reward in entry.rewards if reward.sample_id not in greedy]
 
     def _judged(
         self, samples: Sequence[Sample], rewards: Mapping[str, ScoredSample], kls: TokenKls, greedy: float | None = None

@@ -33,7 +33,9 @@ class TrainedGroup(BaseModel):
     verdict: str
     reason: str
     samples: int
-    reward: float | None = Field(description="Mean over the samples that could be judged; null without one.")
+    reward: float | None = Field(
+        description="Mean over the samples that could be judged, without a greedy one that is the others' baseline; null without one."
+    )
     sampled_by: list[int] = Field(description="The policy versions that sampled what is trained of it.")
     digest: str = Field(description="SHA-256 of the log entry, hex, as the checkpoint's manifest has it.")
 

@@ -37,8 +37,9 @@ _CLAIM_SECONDS: Final = 20.0
 """How long one Open waits for an agent while nobody plays: the rollout worker then shows the reason, and asks again."""
 _SPREAD: Final = 0.5
 """Each Open waits for a share of its time between this and 1: thousands that came at once do not come at once again."""
+_MEAN_SHARE: Final = (_SPREAD + 1.0) / 2
 _OFFERS_PER_SECOND: Final = 100.0
-"""Of a run for which nobody plays: the more episodes wait, the longer does one Open."""
+"""Of a run for which nobody plays: the more episodes wait, the longer does one Open, as far as its caller's deadline allows."""
 _RESPONSE_SECONDS: Final = 0.5  # of the caller's deadline, for the way back
 _WAIT_SECONDS: Final = 60.0
 """Of a caller without a deadline."""
@@ -151,16 +152,16 @@ class AgentService(EnvironmentServiceServicer):
             # Of the caller's time, an agent that claims it late needs some for its first request.
             for_request = min(episode.opening.section.step_seconds, max(0.0, seconds - _CLAIM_SECONDS))
             queued_until = began + share * (seconds - for_request)
-            patience = self._patience(episode.opening.run_id)
+            patience = share * self._patience(episode.opening.run_id)
             while not await episode.until_claimed(min(queued_until - time.monotonic(), patience)):
                 if not self._registry.crowd(episode.opening.run_id)[0] or queued_until <= time.monotonic():
                     return self._unclaimed(episode.opening.run_id)
         return await episode.first(began + seconds - time.monotonic())
 
     def _patience(self, run_id: str) -> float:
-        """How long one Open waits while nobody plays."""
+        """How long one Open waits at most while nobody plays."""
         _, waiting = self._registry.crowd(run_id)
-        return random.uniform(_SPREAD * _CLAIM_SECONDS, max(_CLAIM_SECONDS, waiting / _OFFERS_PER_SECOND))
+        return max(_CLAIM_SECONDS, waiting / (_OFFERS_PER_SECOND * _MEAN_SHARE))
 
     def _unclaimed(self, run_id: str) -> Reply:
         played, waiting = self._registry.crowd(run_id)

@@ -5,9 +5,11 @@ import math
 
 import pytest
 
+from gradbus.algorithms import Algorithm
 from gradbus.bus import Buckets, EventLog, OwnedKey
 from gradbus.control.runs import RunStatus, WorkerPresence
 from gradbus.errors import FencedError
+from gradbus.spec import AlgorithmSpec
 from gradbus.v1.group_pb2 import LogEntry, Verdict
 from gradbus.v1.reward_pb2 import RewardStatus, SampleReward
 from gradbus_conductor.evaluation.results import HeldOutLoss
@@ -15,6 +17,7 @@ from gradbus_conductor.run.status import RunSnapshot, RunStatusWriter
 from gradbus_conductor.runs.index import RunIndex
 
 START = RunSnapshot(version=-1, checkpoint=-1)
+GRPO = Algorithm(AlgorithmSpec(), 8)
 
 
 @pytest.fixture
@@ -101,7 +104,7 @@ async def test_a_wait_is_written_at_once_and_its_seconds_with_the_rates(wrote):
 async def test_rates_are_written_when_their_time_has_come(runs, writer, wrote, run_id):
     idle, busy = (RunSnapshot(version=3, checkpoint=2, rollouts=[rollout(busy=share)]) for share in (0.0, 1.0))
     assert await wrote("running", idle, rates=True)
-    writer.count([entry(Verdict.VERDICT_FILTERED)])
+    writer.count([entry(Verdict.VERDICT_FILTERED)], GRPO, 2)
     assert not await wrote("running", busy, rates=False)
     assert await wrote("running", busy, rates=True)
     progress = (await stored(runs, run_id)).progress
@@ -149,11 +152,21 @@ async def test_a_state_that_is_over_is_exported_as_0(writer):
 
 async def test_progress_counts_what_entered_the_log(runs, writer, run_id):
     train, filtered, dropped = Verdict.VERDICT_TRAIN, Verdict.VERDICT_FILTERED, Verdict.VERDICT_DROPPED
-    writer.count([entry(train, 0.0, 0.0), entry(train, 1.0, 0.0), entry(filtered, 1.0, 1.0), entry(dropped)])
+    writer.count([entry(train, 0.0, 0.0), entry(train, 1.0, 0.0), entry(filtered, 1.0, 1.0), entry(dropped)], GRPO, 2)
     await writer.write("running", RunSnapshot(version=3, checkpoint=2))
     progress = (await stored(runs, run_id)).progress
     assert (progress.filtered, progress.dropped, progress.version, progress.checkpoint_step) == (1, 1, 3, 2)
     assert progress.reward == 0.75  # the newest two groups
+
+
+async def test_the_mean_reward_is_that_of_the_samples_that_are_no_baseline(runs, writer, run_id):
+    of_group = entry(Verdict.VERDICT_TRAIN, 0.5, 0.25, 1.0)
+    of_group.index = 7
+    for n, reward in enumerate(of_group.rewards):
+        reward.sample_id = f"7.{n}"
+    writer.count([of_group], Algorithm(AlgorithmSpec(name="remax"), 8), 3)
+    await writer.write("running", START)
+    assert (await stored(runs, run_id)).progress.reward == 0.375
 
 
 async def test_what_the_trainer_says_of_the_learning_is_in_the_status(runs, writer, run_id):
@@ -182,11 +195,11 @@ async def test_the_history_ends_before_the_status_says_so(runs, writer, history,
 
 async def test_the_next_conductor_goes_on_counting(runs, writer, history, run_id):
     writer.begin("sha256:p", "")
-    writer.count([entry(Verdict.VERDICT_FILTERED)])
+    writer.count([entry(Verdict.VERDICT_FILTERED)], GRPO, 2)
     await writer.write("running", START)
     second = RunStatusWriter(runs, history, run_id, groups_per_step=2)
     assert (await second.recover()).state == "running"
-    second.count([entry(Verdict.VERDICT_FILTERED)])
+    second.count([entry(Verdict.VERDICT_FILTERED)], GRPO, 2)
     await second.write("paused", START)
     status = await stored(runs, run_id)
     assert (status.progress.filtered, status.prompts, second.paused) == (2, "sha256:p", True)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 
 from gradbus import crash_points
+from gradbus.algorithms import algorithm_of
 from gradbus.experience import ExperienceLog
 from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_TRAIN, LogEntry
 from gradbus_conductor.groups.pipeline import GroupPipeline
@@ -21,6 +22,7 @@ class GroupAdmission:
         self, context: RunContext, log: ExperienceLog, schedule: Schedule, pipeline: GroupPipeline, learning_signal: LearningSignal
     ) -> None:
         self._context = context
+        self._algorithm = algorithm_of(context.record.spec)
         self._log = log
         self._schedule = schedule
         self._pipeline = pipeline
@@ -42,7 +44,7 @@ class GroupAdmission:
         if entries:
             await self._append(entries)
             crash_points.reached("after-append")
-            self._context.status.count(entries.values())
+            self._context.status.count(entries.values(), self._algorithm, self._context.record.spec.rollout.group_size)
             for index, entry in entries.items():
                 self._schedule.appended(index, entry.verdict == VERDICT_TRAIN)
                 self._learning_signal.add(entry)

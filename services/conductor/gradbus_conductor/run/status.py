@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from gradbus.algorithms import Algorithm
 from gradbus.bus import Bucket, EventLog, Level, OwnedKey
 from gradbus.control.runs import FINAL_STATES, RunProgress, RunState, RunStatus, WorkerPresence
 from gradbus.telemetry import run_metrics
@@ -91,13 +92,13 @@ class RunStatusWriter:
         update = {"prompts": prompts, "evaluation_prompts": evaluation_prompts, "yielded_unix_ns": 0}
         self._status = self._status.model_copy(update=update)
 
-    def count(self, entries: Iterable[LogEntry]) -> None:
+    def count(self, entries: Iterable[LogEntry], algorithm: Algorithm, group_size: int) -> None:
         """Adds appended groups to the progress."""
         progress = self._status.progress
         for entry in entries:
             progress.filtered += entry.verdict == VERDICT_FILTERED
             progress.dropped += entry.verdict == VERDICT_DROPPED
-            values = [reward.reward for reward in entry.rewards if reward.status == REWARD_STATUS_OK]
+            values = [reward.reward for reward in algorithm.rewards_of(entry, group_size) if reward.status == REWARD_STATUS_OK]
             if values:
                 self._rewards.append(sum(values) / len(values))
 

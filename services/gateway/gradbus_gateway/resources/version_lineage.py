@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
-from gradbus.algorithms import numbered_sequences
+from gradbus.algorithms import Algorithm, numbered_sequences
 from gradbus.ids import digest_of_json
 from gradbus.resources.version_lineage import ScorerResource, TrainedGroup
 from gradbus.spec import RewardChange, RunSpec
@@ -34,10 +34,10 @@ def scorers_of(spec: RunSpec) -> Iterator[ScorerResource]:
         yield ScorerResource(section="teacher", kind="model", name=teacher.source, version=digest_of_json(content))
 
 
-def trained_group(entry: LogEntry, step: int, digest: str) -> TrainedGroup:
+def trained_group(entry: LogEntry, step: int, digest: str, algorithm: Algorithm) -> TrainedGroup:
     """Raises DecodeError or ValueError for an entry that no conductor has written."""
     group = Group.FromString(entry.group)
-    rewards = [reward.reward for reward in entry.rewards if reward.status == REWARD_STATUS_OK]
+    rewards = [reward.reward for reward in algorithm.rewards_of(entry, len(group.samples)) if reward.status == REWARD_STATUS_OK]
     spans = [span for sample in group.samples for part in numbered_sequences(sample) for span in part.spans]
     return TrainedGroup(
         index=entry.index,

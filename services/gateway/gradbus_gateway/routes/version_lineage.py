@@ -9,6 +9,7 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Path, Query
 from google.protobuf.message import DecodeError
 
+from gradbus.algorithms import Algorithm, algorithm_of
 from gradbus.experience.reader import read_experience
 from gradbus.experience.steps import step_teller
 from gradbus.resources.version_lineage import TrainedGroup, VersionLineageResource
@@ -40,14 +41,14 @@ async def get_version_lineage(
     """The groups of all steps before it, archived ones included, and what judged them. Of long prompts a page has fewer groups."""
     run = await gateway.runs.get(run_id)
     spec = await gateway.runs.changed_spec(run)
-    digest = await _digest(gateway, run, version)
+    algorithm, digest = algorithm_of(spec), await _digest(gateway, run, version)
     steps = range(version) if step is None else range(step, min(step + 1, version))
     found: list[tuple[int, TrainedGroup]] = []
     position, characters = 0, 0
     async with aclosing(_entries(gateway, run_id, spec.schedule, steps)) as entries:
         async for entry, entry_step, entry_digest in entries:
             position += 1
-            if position <= after or (group := _group(entry, entry_step, entry_digest)) is None:
+            if position <= after or (group := _group(entry, entry_step, entry_digest, algorithm)) is None:
                 continue
             found.append((position, group))
             characters += len(group.prompt)
@@ -106,9 +107,9 @@ async def _entries(gateway: Gateway, run_id: str, schedule: ScheduleSpec, steps:
                 return
 
 
-def _group(entry: LogEntry, step: int, digest: str) -> TrainedGroup | None:
+def _group(entry: LogEntry, step: int, digest: str, algorithm: Algorithm) -> TrainedGroup | None:
     try:
-        return trained_group(entry, step, digest)
+        return trained_group(entry, step, digest, algorithm)
     except (DecodeError, ValueError) as error:
         _log.warning("group_unreadable", index=entry.index, error=f"{type(error).__name__}: {error}")
         return None

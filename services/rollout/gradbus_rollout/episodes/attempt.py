@@ -5,6 +5,7 @@ What the episode's journal has is taken from there; everything else follows from
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -39,7 +40,7 @@ from gradbus_rollout.engines.base import Completion, Engine, PromptGroup
 from gradbus_rollout.episodes.answers import Rewards, as_assistant, as_chat, as_conversation, drawn_tokens, end_name, end_with, said
 from gradbus_rollout.episodes.codec import TurnCodec
 from gradbus_rollout.episodes.environment import EnvironmentClient
-from gradbus_rollout.episodes.episode import EpisodeLimits, EpisodeStart, PlayedEpisode
+from gradbus_rollout.episodes.episode import PAUSE_SECONDS, EpisodeLimits, EpisodeStart, LostSessions, PlayedEpisode
 from gradbus_rollout.episodes.journal import Journal, Journals
 from gradbus_rollout.episodes.transcript import TokenSequence, Transcript
 from gradbus_rollout.episodes.withdrawals import Draw
@@ -91,8 +92,8 @@ class _Terms(NamedTuple):
 class Attempt:
     """One attempt to play an episode."""
 
-    def __init__(self, parts: PlayerParts, start: EpisodeStart, journal: Journal) -> None:
-        self._start, self._journal = start, journal
+    def __init__(self, parts: PlayerParts, start: EpisodeStart, journal: Journal, lost: LostSessions) -> None:
+        self._start, self._journal, self._lost = start, journal, lost
         self.number = journal.attempt
         """Of the episode's attempts, from 0."""
         self._engine, self._turns, self._environment = parts.engine, parts.turns, parts.environment
@@ -325,7 +326,10 @@ class Attempt:
         return await self._journal.answered(lambda: self._ask(request))
 
     async def _ask(self, request: StepRequest) -> StepResponse:
-        """The environment's answer to a turn. A session that the service lost is opened again, if its turns can be repeated."""
+        """The environment's answer to a turn. A session that the service lost is opened again, if its turns can be repeated.
+
+        Raises SessionLostError, which is not counted yet, if they cannot, or were repeated too often.
+        """
         while True:
             if not self._session:
                 await (self._open(resume=True) if self._journal.is_read else self._open_again(request.turn))
@@ -333,9 +337,11 @@ class Attempt:
             try:
                 return await self._environment.step(request)
             except SessionLostError:
-                if self._limits.is_agents or self._journal.is_read:
+                if self._limits.is_agents or self._journal.is_read or self._lost.next_is_last:
                     raise
+                self._lost.count += 1
                 self._session = ""
+            await asyncio.sleep(PAUSE_SECONDS)
 
     def _request(self, number: int, assistant: AssistantTurn, end: EndReason = END_REASON_UNSPECIFIED) -> StepRequest:
         is_last = end != END_REASON_UNSPECIFIED

@@ -11,6 +11,10 @@ from gradbus.v1.reward_pb2 import SampleReward
 from gradbus_rollout.episodes.journal import JournalPlace
 from gradbus_rollout.episodes.transcript import TokenSequence, Transcript
 
+PAUSE_SECONDS: Final = 0.25
+"""Before an episode's second attempt, and before the turns of a lost session are repeated."""
+LOST_SESSIONS: Final = 16
+"""Of an episode: perhaps it is what ends its service."""
 _CUT_OFF: Final = frozenset({END_REASON_LENGTH, END_REASON_MAX_TOKENS, END_REASON_CONTEXT})
 
 
@@ -30,6 +34,18 @@ class EpisodeStart:
     player: str
     """Unique to this play: another worker may play the same episode at the same time."""
     place: JournalPlace
+
+
+@dataclass(slots=True)
+class LostSessions:
+    """Sessions of an episode that its service lost, in all attempts."""
+
+    count: int = 0
+
+    @property
+    def next_is_last(self) -> bool:
+        """Whether one more is too many."""
+        return self.count + 1 >= LOST_SESSIONS
 
 
 @dataclass(slots=True)

@@ -2,7 +2,8 @@
 
 A failure that the policy did not cause begins the episode anew; its draws are the same then, for each turn has its own seed. After
 the third one the sample is masked with the reason: it never has a reward of 0. A session that a service lost when it was started again
-is no failure of the environment, until that has happened too often to be chance.
+is no failure of the environment, until that has happened too often to be chance: its turns are repeated, or, where they cannot be, the
+episode begins anew.
 """
 
 from __future__ import annotations
@@ -15,16 +16,12 @@ from gradbus.aio.tasks import run_to_end
 from gradbus.errors import EnvironmentFaultError, InvalidItemError, SessionLostError
 from gradbus.telemetry import get_logger
 from gradbus_rollout.episodes.attempt import Attempt, PlayerParts
-from gradbus_rollout.episodes.episode import EpisodeStart, PlayedEpisode
+from gradbus_rollout.episodes.episode import LOST_SESSIONS, PAUSE_SECONDS, EpisodeStart, LostSessions, PlayedEpisode
 from gradbus_rollout.episodes.journal import Journal
 
 _log = get_logger(__name__)
 _ATTEMPTS: Final = 3
 """That may fail."""
-_LOST_SESSIONS: Final = 16
-"""Of an episode: perhaps it is what ends its service."""
-_PAUSE_SECONDS: Final = 0.25
-"""Before the second attempt; twice as long after each further failure."""
 _LEAVE_SECONDS: Final = 5.0
 """To leave or close a session when the player is stopped: the worker's next run waits for it."""
 
@@ -44,22 +41,22 @@ class EpisodePlayer:
         async with self._places:
             journals = self._parts.journals
             journal = Journal() if journals is None else await journals.take(start.place, start.player, start.episode_id)
-            failed = lost = 0
+            failed, lost = 0, LostSessions()
             while True:
-                episode = Attempt(self._parts, start, journal)
+                episode = Attempt(self._parts, start, journal, lost)
                 try:
                     return await _played(episode, journal)
                 except EnvironmentFaultError as error:
                     _log.warning("episode_failed", episode=start.episode_id, attempt=episode.number, error=str(error))
                     if isinstance(error, SessionLostError):
-                        lost += 1
+                        lost.count += 1
                     else:
                         failed += 1
                     if failed == _ATTEMPTS:
                         return episode.failed(f"the environment failed in {_ATTEMPTS} attempts: {error}")
-                    if lost == _LOST_SESSIONS:
-                        return episode.failed(f"the episode's session was lost {_LOST_SESSIONS} times: {error}")
-                await asyncio.sleep(_PAUSE_SECONDS * 2 ** max(0, failed - 1))
+                    if lost.count == LOST_SESSIONS:
+                        return episode.failed(f"the episode's session was lost {LOST_SESSIONS} times: {error}")
+                await asyncio.sleep(PAUSE_SECONDS * 2 ** max(0, failed - 1))
 
 
 async def _played(episode: Attempt, journal: Journal) -> PlayedEpisode:

@@ -102,10 +102,10 @@ class BatchStats:
         } | ({"routes_replayed": self.replayed, "routes_not_replayed": self.not_replayed} if self.replayed + self.not_replayed else {})
 
     def _add_rewards(self, group: LoggedGroup) -> None:
-        for reward in group.entry.rewards:
+        for reward in group.decoded.rewards:
             if reward.status != REWARD_STATUS_OK:
                 self.unjudged = self.unjudged or reward.reason
-            elif reward.sample_id not in group.decoded.baselines:
+            else:
                 self.rewards.append(reward.reward)
                 add_components(self.components, reward.components)
 

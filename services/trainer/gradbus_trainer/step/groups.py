@@ -15,6 +15,7 @@ from gradbus.algorithms import UNMARKED, Algorithm, joined
 from gradbus.experience import StoredEntry
 from gradbus.formats.tokens import ID_DTYPE, LOGPROB_DTYPE, token_count
 from gradbus.v1.group_pb2 import VERDICT_DROPPED, VERDICT_TRAIN, Group, LogEntry, TeacherRows
+from gradbus.v1.reward_pb2 import SampleReward
 from gradbus.v1.sample_pb2 import FINISH_REASON_LENGTH, Sample
 from gradbus_trainer.step.batch import TrainSample
 from gradbus_trainer.step.routes import count_routes, sample_routes
@@ -32,8 +33,8 @@ class DecodedGroup:
     """The sequences of valid samples with a response, in order of n; empty for a group that is not trained."""
     masked: int = 0
     """Samples of a trained group that should be among the rows, and are not."""
-    baselines: Sequence[str] = ()
-    """Ids of the samples that are the baseline of the others."""
+    rewards: Sequence[SampleReward] = ()
+    """Without those of samples that are the baseline of the others."""
     lengths: Sequence[int] = ()
     """Response tokens of each sample, in all its sequences."""
     truncated: int = 0
@@ -111,7 +112,7 @@ def decode_group(entry: LogEntry, algorithm: Algorithm) -> DecodedGroup:
     return DecodedGroup(
         rows=rows,
         masked=len(lengths) - algorithm.greedy_samples - len(trained) if entry.verdict == VERDICT_TRAIN else 0,
-        baselines=[sample.sample_id for sample in samples[len(samples) - algorithm.greedy_samples :]],
+        rewards=algorithm.rewards_of(entry, len(samples)),
         lengths=lengths,
         truncated=[sample.finish_reason for sample in samples].count(FINISH_REASON_LENGTH),
         oldest_versions=[_oldest(parts) for parts in spans] if algorithm.is_sampled else (),

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from gradbus.algorithms import algorithm_of
 from gradbus.spec import RunSpec
 from gradbus_trainer.learners.base import StepMetrics
 from gradbus_trainer.telemetry.symptoms import EntropyLevel, RewardLevel, Sign, Spikes, StepRewards
@@ -136,7 +137,7 @@ class LearningAlarms:
 def _policy_watches(spec: RunSpec) -> list[_Watch]:
     algorithm, trainer = spec.algorithm, spec.trainer
     rate = f"lower trainer.learning_rate ({trainer.learning_rate:g})"
-    level, entropy = RewardLevel(spec.rollout.group_size), EntropyLevel()
+    level, entropy = RewardLevel(spec.rollout.group_size - algorithm_of(spec).greedy_samples), EntropyLevel()
     norms, kls = Spikes("the gradient's norm", GRADIENT_FACTOR, trainer.max_grad_norm), Spikes("the KL a token", KL_FACTOR, KL_NATS)
     stale = spec.schedule.max_staleness
     fresher = f"lower schedule.max_staleness ({stale}) or trainer.learning_rate" if stale else "set trainer.dtype and weights.dtype to fp32"

@@ -66,6 +66,7 @@ class RewardLevel:
     """
 
     def __init__(self, group_size: int) -> None:
+        """`group_size`: the samples of a group whose rewards are counted."""
         self._group_size = group_size
         self._window: deque[StepRewards] = deque(maxlen=REWARD_WINDOW)
         self._steps = 0

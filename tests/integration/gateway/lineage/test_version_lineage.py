@@ -20,7 +20,7 @@ SCHEDULES = {
 """Changes of the schedule, and the groups of each step by the order and the verdicts of `logged`."""
 
 
-def entry(index, verdict=TRAIN):
+def entry(index, verdict=TRAIN, judged=frozenset()):
     samples = [
         Sample(sample_id=f"{index}.{n}", n=n, spans=[Span(start=0, end=3, version=version, trainable=n < 2)])
         for n, version in enumerate((0, max(0, index // 2 - 1), 7))
@@ -30,6 +30,8 @@ def entry(index, verdict=TRAIN):
         SampleReward(sample_id=f"{index}.1", status=RewardStatus.REWARD_STATUS_OK, reward=0.0),
         SampleReward(sample_id=f"{index}.2", status=RewardStatus.REWARD_STATUS_INVALID, reason="cannot be judged"),
     ]
+    if f"{index}.2" in judged:
+        rewards[2] = SampleReward(sample_id=f"{index}.2", status=RewardStatus.REWARD_STATUS_OK, reward=8.0)
     group = Group(index=index, row=index % 2, prompt_text=f"prompt {index}", samples=samples)
     return LogEntry(index=index, verdict=verdict, reason="equal" * (verdict == FILTERED), group=group.SerializeToString(), rewards=rewards)
 
@@ -38,10 +40,10 @@ def entry(index, verdict=TRAIN):
 async def logged(buffer, objects, set_state):
     """Six groups, the fourth of which was filtered; the second came first, and the first two are archived."""
 
-    async def make(run):
+    async def make(run, judged=frozenset()):
         log = ExperienceLog(buffer, run["id"])
         for index in (1, 0, 2, 3, 4, 5):
-            await log.append(1, {index: entry(index, FILTERED if index == 3 else TRAIN)})
+            await log.append(1, {index: entry(index, FILTERED if index == 3 else TRAIN, judged)})
         await ArchiveWriter(objects, log, run["id"]).advance(Frontier(below=2))
         await set_state(run["id"], "running", step=2)
         return run["id"]
@@ -81,6 +83,12 @@ async def test_a_group_tells_its_prompt_its_samplers_and_its_verdict(client, sub
         "sampled_by": [0],
     }
     assert len({group["digest"] for group in groups.values()}) == 4
+
+
+async def test_a_greedy_sample_is_no_part_of_its_groups_reward(client, spec, tmp_path, logged):
+    remax = {"algorithm": {"name": "remax"}, "rollout": spec.get("rollout", {}) | {"group_size": 3}}
+    run_id = await logged(document(client.submit(spec | remax, tmp_path)), {f"{n}.2" for n in range(6)})
+    assert {group["reward"] for group in document(client.version_lineage(run_id, 2))["groups"]} == {0.5}
 
 
 async def test_the_scorers_have_the_version_of_what_decides_their_rewards(client, spec, tmp_path, logged):

@@ -67,6 +67,25 @@ def test_real_runs(name, kinds):
     assert [kind for _, kind in raised(rows(HISTORIES[name]))] == kinds
 
 
+def test_a_group_is_what_its_rewards_are_without_the_greedy_sample():
+    """Twice the rewards a group are as many groups: alarms need so much evidence, by groups."""
+    history = rows({"reward": [0.9] * 40 + [0.4] * 40, "reward_std": [0.49] * 80})
+
+    def first(**sections):
+        critic = {"trainer": {"learning_rate": 1e-3}} if "algorithm" in sections else {}
+        alarms = LearningAlarms(spec(**critic, **sections))
+        return [
+            at
+            for at, values in enumerate(history)
+            for alarm in alarms.add(at, step_of(values), replace(rewards_of(values), samples=8))
+            if alarm.kind == "reward_collapse"
+        ]
+
+    plain = {size: first(rollout={"group_size": size}) for size in (1, 2)}
+    assert plain[1] != plain[2]
+    assert first(algorithm={"name": "remax"}, rollout={"group_size": 2}) == plain[1]
+
+
 @settings(max_examples=50)
 @given(SEEDS, st.floats(0.001, 1.0), st.floats(0.001, 1.0), st.integers(50, 800))
 def test_a_run_that_learns_raises_none(seed, first, last, steps):

@@ -37,6 +37,10 @@ class Cache(Protocol):
         """Copy the first `length` positions of another cache's rows into `rows` of this one."""
         ...
 
+    def bytes_of(self, length: int) -> int:
+        """Of a row's entries at `length` positions."""
+        ...
+
     def read(self, row: int, start: int, end: int) -> Tensor:
         """A copy of a row's entries from `start` to `end`, a chunk's: `[layers, 2, kv_heads, end - start, head_dim]`, keys, then values."""
         ...

@@ -86,6 +86,11 @@ class KvCache:
                 copied = source._of_page((start, end))[..., :count, :].index_select(2, origin)
                 self._of_page((start, end))[..., :count, :].index_copy_(2, to, copied)
 
+    def bytes_of(self, length: int) -> int:
+        """See `Cache`."""
+        layers, _, size = self._storage.shape
+        return layers * self._block[0] * self._block[2] * size * length * self._storage.itemsize
+
     def read(self, row: int, start: int, end: int) -> Tensor:
         """See `Cache`. A chunk lies in one page."""
         return self._entries(row, start, end).clone()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from torch import Tensor
@@ -44,22 +44,35 @@ class KeptPrefixes:
         return found[-1][1] if found else 0
 
     def keep(self, prompt: tuple[int, ...], spans: Sequence[Span], row: int, cache: Cache) -> None:
-        """Copies the whole chunks of a prompt, which were computed in this row."""
-        names = []
+        """Copies the whole chunks of a prompt, which were computed in this row: its first ones, if all of them are more than may be kept.
+
+        Others make room before a chunk is copied, so that at no time more is held.
+        """
+        chunks, size = [], 0
         for name, (start, end) in self._named(prompt, spans):
+            size += cache.bytes_of(end - start)
+            if size > self._most_bytes:
+                break
+            chunks.append((name, start, end))
+        names = [name for name, _, _ in chunks]
+        self._use(name for name in names if name in self._chunks)  # so that the others are older
+        for name, start, end in chunks:
             if name not in self._chunks:
+                self._make_room(cache.bytes_of(end - start))
                 self._chunks[name] = entries = cache.read(row, start, end)
                 self._bytes += entries.nbytes
-            names.append(name)
         self._use(names)
-        while self._bytes > self._most_bytes:
-            _, dropped = self._chunks.popitem(last=False)
-            self._bytes -= dropped.nbytes
 
     def drop(self) -> None:
         """Frees all of it: the weights are others, or the memory is needed."""
         self._chunks.clear()
         self._bytes = 0
+
+    def _make_room(self, size: int) -> None:
+        """Frees the chunks used longest ago, until there is room for so many bytes."""
+        while self._bytes + size > self._most_bytes:
+            _, dropped = self._chunks.popitem(last=False)
+            self._bytes -= dropped.nbytes
 
     def _named(self, prompt: tuple[int, ...], spans: Sequence[Span]) -> Iterator[tuple[bytes, Span]]:
         """The whole chunks of a prompt, each with a name for all ids up to its end."""
@@ -72,7 +85,7 @@ class KeptPrefixes:
             so_far.update(ids[start:end].tobytes())
             yield so_far.digest(), (start, end)
 
-    def _use(self, names: Iterator[bytes] | Sequence[bytes]) -> None:
+    def _use(self, names: Iterable[bytes]) -> None:
         """Of a prompt the last chunk goes first, for it is of no use without those before it."""
         for name in reversed(list(names)):
             self._chunks.move_to_end(name)

@@ -47,6 +47,8 @@ class Scheduler:
             packed, step = PackedPrefill(model, config.lanes, config.device, self._kept), DeviceStep(model, self._cache, config)
             self._prefill, self._decode = packed, step
             self._graphs = [packed.replayed, step.replayed]
+            for cache in (self._cache, packed.cache):
+                cache.free_memory = self._kept.drop
         else:
             self._prefill, self._decode = Prefill(model, config.lanes, config.device, self._kept), self._decode_rows
         self._rows = Rows(config, model.config.vocab_size)

@@ -125,6 +125,29 @@ async def test_the_newest_is_kept_in_no_more_than_it_may_take(start_engine):
     assert [entries.shape[3] for entries in last] == [16, 8, 8], "of a prompt its end goes first"
 
 
+async def test_a_long_prompt_keeps_its_beginning_and_never_more_is_held(start_engine, monkeypatch):
+    engine = await start_engine(**CONFIG, max_prompt_tokens=400, kept_bytes=50_000)
+    kept, cache = engine._scheduler._kept, engine._scheduler._prefill.cache
+    read, held = cache.read, []
+
+    def measured(row, start, end):
+        entries = read(row, start, end)
+        assert entries.nbytes == cache.bytes_of(end - start)
+        held.append(sum(one.nbytes for one in [*kept._chunks.values(), entries]))
+        return entries
+
+    monkeypatch.setattr(cache, "read", measured)
+    others, long = tuple(range(4, 44)), tuple(range(4, 48)) * 8
+    await engine.generate([PromptGroup("other", others[::-1], (1,))])
+    await engine.generate([PromptGroup("long", long, (1,))])
+    whole = [end - start for start, end in chunks(len(long)) if end <= len(long)]
+    first = [entries.shape[3] for entries in kept._chunks.values()][::-1]
+    assert first == whole[: len(first)], "what another prompt began with made room for it"
+    assert 3 < len(first) < len(whole)
+    await engine.generate([PromptGroup("other", others[::-1], (2,))])
+    assert max(held) <= 50_000 < kept._bytes + cache.bytes_of(32)
+
+
 def test_each_lane_computes_what_it_needs_in_order_and_equal_lengths_at_a_time():
     whole = list(chunks(150))
     needed = [whole, whole[-1:], [], whole[2:3], whole[4:]]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Final
 
@@ -37,6 +37,8 @@ class RowCache:
         self.layers: Sequence[LayerCache] = ()
         self.turns: Sequence[Tensor] = ()
         """For each distinct rotary embedding, float32 `[2, capacity, head_dim]`; see `rotate_and_cache`."""
+        self.free_memory: Callable[[], None] = lambda: None
+        """Called when there is no memory to grow in: frees what can be done without."""
 
     @property
     def capacity(self) -> int:
@@ -65,6 +67,7 @@ class RowCache:
             grown = None  # the error's traceback holds the old storage until this block ends
         if grown is None:
             # Old and new do not fit side by side, and the old may be most of the memory. Host memory has it meanwhile: slow, and rare.
+            self.free_memory()
             kept, self._storage, self.layers = self._storage.cpu(), self._storage[..., :0, :].clone(), ()
             torch.cuda.empty_cache()
             grown = _grown(self._storage, kept, capacity)
@@ -77,6 +80,11 @@ class RowCache:
         self.reserve(length)
         into, origin = (cache._storage.flatten(0, 1) for cache in (self, source))
         copy_rows(into, rows, origin, source_rows, length)
+
+    def bytes_of(self, length: int) -> int:
+        """See `Cache`."""
+        layers, both, _, heads, _, size = self._storage.shape
+        return layers * both * heads * size * length * self._storage.itemsize
 
     def read(self, row: int, start: int, end: int) -> Tensor:
         """See `Cache`."""
