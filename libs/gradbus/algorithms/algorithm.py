@@ -158,7 +158,7 @@ class Algorithm:
 
     def _greedy_reward(self, sample: Sample, scored: ScoredSample) -> float | None:
         """As the estimator reads it, also of a sample that was cut off; None without a valid one."""
-        if not _is_scored(scored):
+        if not _scored([scored])[0]:
             return None
         lengths = [_trainable_tokens(sample)]
         return overlong_shaped([scored.reward], lengths, self.max_new_tokens, self.spec)[0] if self.spec.overlong_penalty else scored.reward
@@ -180,7 +180,7 @@ class Algorithm:
         """
         spec, masks_truncated = self.spec, self.spec.truncated == "mask"
         scores: Sequence[float] = [scored.reward for scored in rewards]
-        valid = tuple([_is_scored(scored) and not (cut and masks_truncated) for scored, cut in zip(rewards, truncated, strict=True)])
+        valid = tuple([judged and not (cut and masks_truncated) for judged, cut in zip(_scored(rewards), truncated, strict=True)])
         if spec.overlong_penalty:
             scores = overlong_shaped(scores, lengths, self.max_new_tokens, spec)
         if kls and not self.estimator.by_token:
@@ -276,8 +276,9 @@ class Algorithm:
         return f"all {len(samples.rewards)} valid rewards are equal" if samples.all_equal else "no valid sample has an advantage"
 
 
-def _is_scored(scored: ScoredSample) -> bool:
-    return scored.status == REWARD_STATUS_OK and abs(scored.reward) <= MAX_REWARD
+def _scored(rewards: Sequence[ScoredSample]) -> list[bool]:
+    """Whether each has a reward that may be trained on."""
+    return [scored.status == REWARD_STATUS_OK and abs(scored.reward) <= MAX_REWARD for scored in rewards]
 
 
 def _trained(components: Mapping[str, float]) -> dict[str, float]:
