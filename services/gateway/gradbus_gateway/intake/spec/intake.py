@@ -111,8 +111,8 @@ class SpecIntake:
             faults.extend(model.info.family.faults(spec.rollout, spec.numerics, spec.trainer.lora))
             faults.extend(backend_faults(model, spec.trainer))
             faults.extend([*server_faults(model, spec.rollout), *replay_faults(model, spec.rollout)])
-            of_adapters = [*await self._run_models.adapter_faults(spec, model.spec), *lora_faults(model, spec.trainer.lora)]
-            faults.extend([*of_adapters, *critic_faults(model, spec), *sampler_row_faults(spec, model)])
+            faults.extend(await self._run_models.adapter_faults(spec, model.spec) if model.spec.adapters else ())
+            faults.extend([*lora_faults(model, spec.trainer.lora), *critic_faults(model, spec), *sampler_row_faults(spec, model)])
         if spec:
             faults.extend([*need_faults(spec), *queue_faults(spec.queue, self._queues)])
         if evaluation := spec.evaluation if spec else _valid(EvaluationSpec, sections.get("evaluation", {})):
