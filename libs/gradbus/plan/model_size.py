@@ -28,7 +28,7 @@ class ModelSize:
     context_length: int
     vocabulary: int
     linears: tuple[Linear, ...]
-    """Of a layer; empty where no adapters are trained."""
+    """Of a layer, those beside which its family trains adapters; empty: none."""
     parameters: int
     largest: int
     """Of the largest weight."""
@@ -63,7 +63,7 @@ class ModelSize:
             architecture=config.family.architecture,
             context_length=config.context_length,
             vocabulary=config.vocab_size,
-            linears=tuple(Linear(layer.name, layer.columns, layer.rows) for layer in (*config.attention_layers, *config.mlp_layers)),
+            linears=tuple(_linears(config)),
             parameters=total,
             largest=max(map(prod, shapes.values())),
             embedding=embedding,
@@ -105,6 +105,13 @@ class ModelSize:
     def body(self) -> int:
         """Parameters without embedding and head."""
         return self.parameters - self.embedding
+
+
+def _linears(config: ModelConfig) -> Iterator[Linear]:
+    family = config.family
+    for layer in (*config.attention_layers, *config.mlp_layers):
+        if "lora" in family.capabilities and layer.name in family.adapted_layers:
+            yield Linear(layer.name, layer.columns, layer.rows)
 
 
 def kept_by_layer(config: ModelConfig, layer: int) -> Iterator[int]:

@@ -218,6 +218,35 @@ def test_what_does_not_fit_says_which_setting_helps(tmp_path):
     assert settings["[trainer.lora]"].bytes < found.bill.trainer.bytes
 
 
+PHI3 = {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "pad_token_id": 0}
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        ({}, "[trainer.lora]"),
+        (PHI3, 'trainer.lora.target_modules = ["o_proj", "qkv_proj", "gate_up_proj", "down_proj"]'),
+        (EXPERTS, 'trainer.lora.target_modules = ["q_proj", "k_proj", "v_proj", "o_proj"]'),
+    ],
+)
+def test_adapters_are_offered_beside_the_layers_of_the_family(tmp_path, model, named):
+    found = changes(run_spec(), model_size(tmp_path, **model))
+    assert [setting for setting in found if "lora" in setting] == [named]
+
+
+def test_a_change_that_would_be_refused_is_not_offered(tmp_path):
+    """A run with adapters has them already; a reward model and runs with equal bits take neither them nor bfloat16."""
+    size = model_size(tmp_path)
+    assert not any("lora" in setting for setting in changes(run_spec(trainer={"lora": {"rank": 8}}), size))
+    for spec in (run_spec(kind="reward_model", reward={}), run_spec(numerics="batch_invariant")):
+        assert not {"[trainer.lora]", 'trainer.dtype = "bf16"'} & changes(spec, size)
+        assert "trainer.gradient_checkpointing = true" in changes(spec, size)
+
+
+def changes(spec, size):
+    return {change.setting for change in make_plan(spec, size, Workload.of(spec), card_of("h100")).changes}
+
+
 def test_lengths_default_to_short_prompts_and_half_of_the_longest_response():
     assert Workload.of(run_spec(rollout={"max_new_tokens": 1000})) == Workload(256, 500)
     assert Workload.of(run_spec(rollout={"max_new_tokens": 1000, "max_prompt_tokens": 64})) == Workload(64, 500)

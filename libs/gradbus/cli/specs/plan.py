@@ -65,8 +65,11 @@ def plan(options: PlanOptions) -> None:
 
 
 def _size(options: PlanOptions, spec: RunSpec) -> ModelSize:
-    """Of the model in the folder that is named, or of the spec's path beside its file. Raises SettingsError or ModelError."""
-    from gradbus.formats.hf_model import CONFIG
+    """Of the model in the folder that is named, or of the spec's path beside its file.
+
+    Raises SettingsError, ModelError, and SpecError for a setting that the model's family does not take.
+    """
+    from gradbus.formats.hf_model import CONFIG, read_family
     from gradbus.plan import read_size
 
     if options.model is None and spec.model.path is None:
@@ -74,7 +77,10 @@ def _size(options: PlanOptions, spec: RunSpec) -> ModelSize:
     folder = options.model or options.spec.parent / str(spec.model.path)
     if not (folder / CONFIG).is_file():
         raise SettingsError(f"{folder} has no {CONFIG}; download that file of the model, and name its folder by --model DIR")
-    return read_size(folder)
+    size = read_size(folder)
+    if faults := list(read_family(folder).faults(spec.rollout, spec.numerics, spec.trainer.lora)):
+        raise SpecError(faults)
+    return size
 
 
 def _lines(plan: Plan) -> Iterator[str]:
@@ -97,7 +103,8 @@ def _lines(plan: Plan) -> Iterator[str]:
     if plan.changes:
         yield ""
         yield "with another setting"
-        yield from (f"   {change.setting:<40} {_gib(change.tenant.bytes):>10}  {change.tenant.name}" for change in plan.changes)
+        width = max(40, *(len(change.setting) for change in plan.changes))
+        yield from (f"   {change.setting:<{width}} {_gib(change.tenant.bytes):>10}  {change.tenant.name}" for change in plan.changes)
 
 
 def _card(card: Card) -> str:

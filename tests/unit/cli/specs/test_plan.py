@@ -102,11 +102,26 @@ def test_a_model_that_transformers_computes_is_planned_by_what_its_config_states
     shape = {"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256}
     sizes = shape | {"intermediate_size": 5632, "vocab_size": 151_936, "model_type": "qwen3_5_text"}
     (tmp_path / "base/config.json").write_text(json.dumps(sizes | {"architectures": ["Qwen3_5ForCausalLM"]}))
-    assert "Qwen3_5ForCausalLM, 1.9" in planned(spec)
+    assert "Qwen3_5ForCausalLM, 1.9" in planned(spec, "--set", "rollout.engine=sglang")
     mamba = {"model_type": "mamba", "architectures": ["MambaForCausalLM"], "hidden_size": 768, "num_hidden_layers": 24, "vocab_size": 50280}
     (tmp_path / "base/config.json").write_text(json.dumps(mamba))
     with pytest.raises(ModelError, match="states no number of heads"):
         planned(spec)
+
+
+def test_what_the_models_family_does_not_take_has_no_plan(spec, tmp_path):
+    opt = {"model_type": "opt", "architectures": ["OPTForCausalLM"], "hidden_size": 768, "num_hidden_layers": 12, "ffn_dim": 3072}
+    (tmp_path / "base/config.json").write_text(json.dumps(opt | {"num_attention_heads": 12, "vocab_size": 50272}))
+    with pytest.raises(SpecError, match=r"rollout\.engine.*does not sample OPTForCausalLM"):
+        planned(spec)
+    with pytest.raises(SpecError, match=r"trainer\.lora.*adapters are not trained beside OPTForCausalLM"):
+        planned(spec, "--set", "rollout.engine=sglang", "--set", "trainer.lora.rank=8")
+    phi = {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "pad_token_id": 0}
+    (tmp_path / "base/config.json").write_text(json.dumps(SIZES | phi))
+    with pytest.raises(SpecError, match=r"trainer\.lora\.target_modules.*has no such layers"):
+        planned(spec, "--set", "trainer.lora.rank=8")
+    (offered,) = (line.split("]")[0] + "]" for line in planned(spec).splitlines() if "trainer.lora" in line)
+    assert "of them trained" in planned(spec, "--set", offered.strip().replace(" = ", "="))
 
 
 def test_this_machine_is_measured_in_place_of_a_card(spec):
