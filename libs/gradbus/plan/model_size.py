@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from gradbus.formats.model_config import ModelConfig, tensor_shapes
@@ -19,7 +20,7 @@ class Linear:
     outputs: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelSize:
     """A model's numbers of elements."""
 
@@ -78,12 +79,12 @@ class ModelSize:
             kept=tuple(tuple(kept_by_layer(config, layer)) for layer in range(config.layers)),
         )
 
-    @property
+    @cached_property
     def kept_by_all(self) -> int:
         """Elements of a token that all layers keep."""
         return sum(map(sum, self.kept))
 
-    @property
+    @cached_property
     def kept_by_one(self) -> int:
         """The same of the layer that keeps most."""
         return max(map(sum, self.kept))

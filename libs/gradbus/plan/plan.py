@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from heapq import nsmallest
 from typing import Any, Final, Literal, get_args
 
 from gradbus.errors import SpecError
@@ -17,6 +18,8 @@ from gradbus.spec import LoraSpec, RunSpec, parse_spec
 from gradbus.spec.rollout_faults import placement_faults
 
 Placement = Literal["separate", "shared", "timed"]
+_BEST: Final = 3
+"""Divisions of a placement that a plan has."""
 _CHANGES: Final[Mapping[str, dict[str, Any]]] = {
     'trainer.dtype = "bf16"': {"dtype": "bf16"},
     "trainer.gradient_checkpointing = true": {"gradient_checkpointing": True},
@@ -77,20 +80,21 @@ class Plan:
     card: Card
     cards: int
     divisions: tuple[Division, ...]
-    """The fastest that fits first, then those that do not fit."""
+    """The best few of each placement: the fastest that fits first, then those that do not fit."""
     changes: tuple[Change, ...]
 
 
 def make_plan(spec: RunSpec, size: ModelSize, workload: Workload, card: Card, cards: int = 1) -> Plan:
     """The plan for `cards` of one kind; every placement that the spec allows is tried."""
     bill = Bill.of(spec, size, workload, card.process)
-    divisions = sorted(_divisions(bill, card, cards), key=lambda division: (not division.fits, division.times.step))
+    divisions = sorted(_divisions(bill, card, cards), key=_rank)
     if divisions:
         bill = replace(bill, ranks=divisions[0].trainers)
     return Plan(bill, card, cards, tuple(divisions), tuple(_changes(bill)))
 
 
 def _divisions(bill: Bill, card: Card, cards: int) -> Iterator[Division]:
+    """The best few of each placement."""
     if card.cores:
         tenants = tuple(tenant for tenant in (bill.trainer, bill.reference, bill.engine) if tenant is not None)
         room = Room(tenants, sum(tenant.bytes for tenant in tenants), card.memory)
@@ -99,10 +103,18 @@ def _divisions(bill: Bill, card: Card, cards: int) -> Iterator[Division]:
     for placement in get_args(Placement):
         if not _allows(bill.spec, placement):
             continue
-        for trainers, rollouts in _shares(bill, placement, cards):
-            ranked = replace(bill, ranks=trainers)
-            rooms = tuple(_rooms(ranked, card, placement))
-            yield Division(placement, trainers, rollouts, rooms, step_times(ranked, card, max(1, rollouts), placement))
+        shares = _shares(bill, placement, cards)
+        yield from nsmallest(_BEST, (_division(bill, card, placement, *share) for share in shares), key=_rank)
+
+
+def _rank(division: Division) -> tuple[bool, float]:
+    return not division.fits, division.times.step
+
+
+def _division(bill: Bill, card: Card, placement: Placement, trainers: int, rollouts: int) -> Division:
+    bill = replace(bill, ranks=trainers)
+    times = step_times(bill, card, max(1, rollouts), placement)
+    return Division(placement, trainers, rollouts, tuple(_rooms(bill, card, placement)), times)
 
 
 def _shares(bill: Bill, placement: Placement, cards: int) -> Iterator[tuple[int, int]]:

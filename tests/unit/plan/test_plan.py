@@ -1,6 +1,7 @@
 """Plans: memory beside what an H100 measured, times, what fits, how cards are divided, and what another setting changes."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -154,6 +155,15 @@ def test_cards_go_where_the_time_is(tmp_path):
     assert best.trainers + best.rollouts == 8
     times = [division.times.step for division in make_plan(spec, model_size(tmp_path), Workload(256, 2048), card_of("h100"), 8).divisions]
     assert times == sorted(times)
+
+
+def test_a_plan_of_many_cards_has_the_best_few_divisions_of_each_placement(tmp_path):
+    spec = run_spec(rollout={"max_new_tokens": 4096}, trainer={"backend": "deepspeed", "dtype": "bf16"})
+    size, workload = model_size(tmp_path, **LARGER), Workload(256, 2048)
+    found = make_plan(spec, size, workload, card_of("h100"), 64)
+    assert Counter(division.placement for division in found.divisions) == {"separate": 3, "shared": 1, "timed": 1}
+    best, *others = (division for division in found.divisions if division.placement == "separate")
+    assert all(abs(division.trainers - best.trainers) <= 2 for division in others), "those that are nearest to the best"
 
 
 def test_a_plain_trainer_has_one_card(tmp_path):

@@ -98,8 +98,7 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield f"{plan.cards} x {card.name}" if not card.cores else "this machine"
     if not plan.divisions:
         yield "   too few cards: trainer and engine have one each"
-    shown = {division.placement: division for division in reversed(plan.divisions)}
-    yield from (f"   {_division(division)}" for division in plan.divisions if shown[division.placement] is division)
+    yield from (f"   {_division(division)}" for division in plan.divisions)
     if plan.changes:
         yield ""
         yield "with another setting"

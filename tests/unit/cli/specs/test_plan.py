@@ -64,6 +64,11 @@ def test_a_plan_is_json_with_bytes_and_seconds(spec):
     assert found["divisions"][0]["seconds"]["step"] > found["divisions"][0]["seconds"]["train"] > 0.0
 
 
+def test_many_cards_are_divided_in_a_few_lines(spec):
+    text = planned(spec, "--gpus", 64, "--set", "trainer.backend=deepspeed", "--set", "trainer.dtype=bf16")
+    assert [line.split()[0] for line in text.splitlines() if " for training" in line] == ["separate"] * 3
+
+
 def test_too_few_cards_are_told(spec):
     assert "too few cards" in planned(spec, "--set", "weights.transport=broadcast")
     assert "1 for training, 1 for rollouts" in planned(spec, "--set", "weights.transport=broadcast", "--gpus", 2)
