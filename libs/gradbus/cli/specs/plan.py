@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gradbus.spec import RunSpec
 
 _GIB = 1 << 30
+_CARD = "h100"
 _MAX_CARDS = 1024
 
 
@@ -28,7 +29,7 @@ class PlanOptions:
     """Options of `gradbus plan`."""
 
     spec: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="Run spec.")]
-    gpu: Annotated[str, typer.Option("--gpu", metavar="NAME", help="Card, such as h100, h200, a100, l40s, rtx4090.")] = "h100"
+    gpu: Annotated[str | None, typer.Option("--gpu", metavar="NAME", help="Card, such as h200, a100, l40s, rtx4090; default: h100.")] = None
     cpu: Annotated[bool, typer.Option("--cpu", help="This machine's CPU in place of a card, measured in about two seconds.")] = False
     gpus: Annotated[int, typer.Option("--gpus", min=1, max=_MAX_CARDS, help="Number of cards.")] = 1
     prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Mean prompt; default: 256.")] = None
@@ -52,11 +53,11 @@ def plan(options: PlanOptions) -> None:
     if faults := inline_sources(body, options.spec.parent):
         raise SpecError(faults)
     spec = parse_spec(body)
-    if options.cpu and options.gpus > 1:
-        raise SettingsError("--cpu is one machine; leave --gpus out")
+    if options.cpu and (options.gpus > 1 or options.gpu is not None):
+        raise SettingsError("--cpu is one machine and no card; leave --gpu and --gpus out, or --cpu")
     size = _size(options, spec)
     workload = Workload.of(spec, options.prompt_tokens, options.response_tokens)
-    found = make_plan(spec, size, workload, this_cpu(size.hidden) if options.cpu else card_of(options.gpu), options.gpus)
+    found = make_plan(spec, size, workload, this_cpu(size.hidden) if options.cpu else card_of(options.gpu or _CARD), options.gpus)
     if options.as_json:
         print_json(plan_document(found))
         return

@@ -136,5 +136,9 @@ def test_this_machine_is_measured_in_place_of_a_card(spec):
     assert [division["placement"] for division in found["divisions"]] == ["together"]
     assert found["divisions"][0]["seconds"]["train"] > 0.0
     assert "unused in the heap" in {part["name"] for part in found["tenants"][0]["parts"]}
-    with pytest.raises(SettingsError, match="--cpu is one machine"):
-        planned(spec, "--cpu", "--gpus", 2)
+
+
+@pytest.mark.parametrize("card", [("--gpus", 2), ("--gpu", "a100"), ("--gpu", "h100")])
+def test_this_machine_is_no_card(spec, card):
+    with pytest.raises(SettingsError, match="--cpu is one machine and no card"):
+        planned(spec, "--cpu", *card)
