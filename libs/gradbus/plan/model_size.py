@@ -51,6 +51,8 @@ class ModelSize:
     """Keys and values of one position."""
     kept: tuple[tuple[int, ...], ...]
     """Of a token, the widths of the tensors that each layer keeps for the backward pass (`kept_by_layer`)."""
+    stored_width: int = 4
+    """Bytes of an element in the files of the weights."""
 
     @classmethod
     def of(cls, config: ModelConfig) -> ModelSize:
