@@ -1,4 +1,4 @@
-"""One measurement, in a process of its own: `python child.py trainer|engine FOLDER` with the spec as JSON on standard input."""
+"""One measurement, in a process of its own: `python child.py trainer|engine FOLDER PUBLISHED` with the spec as JSON on standard input."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import torch
 from rows import PROMPT
+from version import VERSION
 
 from gradbus.process.allocator import keep_freed_memory
 from gradbus.spec import RunSpec
@@ -30,7 +31,7 @@ _ENOUGH: Final = 5.0
 
 def main() -> None:
     """Prints bytes beyond those of the bare process at their peak, and the processor's seconds of a step."""
-    what, folder = sys.argv[1], Path(sys.argv[2])
+    what, folder, published = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     spec = RunSpec.model_validate(json.load(sys.stdin))
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -38,7 +39,7 @@ def main() -> None:
     (warm @ warm).sum().backward()
     Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
     bare = _status("VmRSS")
-    seconds = asyncio.run(_engine(spec, folder)) if what == "engine" else _trainer(spec, folder)
+    seconds = asyncio.run(engine_seconds(spec, folder, published / VERSION)) if what == "engine" else _trainer(spec, folder)
     print(json.dumps({"bytes": _status("VmHWM") - bare, "seconds": seconds}))
 
 
@@ -48,13 +49,15 @@ def _trainer(spec: RunSpec, folder: Path) -> float:
     return _median(lambda step: learner.train(_batch(spec, step)))
 
 
-async def _engine(spec: RunSpec, folder: Path) -> float:
-    rollout = spec.rollout
-    dtype: Literal["float32", "bfloat16"] = "bfloat16" if spec.version_dtype == "bf16" and spec.trainer.lora is None else "float32"
-    engine = TorchEngine.from_folder(folder, TorchEngineConfig(slots=rollout.slots, max_new_tokens=rollout.max_new_tokens, dtype=dtype))
-    await engine.load([folder / "model.safetensors"], 0)
+async def engine_seconds(spec: RunSpec, folder: Path, version: Path) -> float:
+    """Of the processor, for the samples of a step by an engine that has loaded `version` twice."""
+    rollout, lora = spec.rollout, spec.trainer.lora
+    dtype: Literal["float32", "bfloat16"] = "bfloat16" if spec.trainer.dtype == "bf16" and lora is None else "float32"
+    config = TorchEngineConfig(slots=rollout.slots, max_new_tokens=rollout.max_new_tokens, dtype=dtype)
+    engine = TorchEngine.from_folder(folder, config, lora)
+    await engine.load([version], 0)
     await engine.generate(_groups(spec, 0))
-    await engine.load([folder / "model.safetensors"], 1)
+    await engine.load([version], 1)
     seconds: list[float] = []
     while len(seconds) < _MOST and sum(seconds) < _ENOUGH:
         began = time.process_time()

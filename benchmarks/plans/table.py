@@ -1,4 +1,4 @@
-"""What `gradbus plan --cpu` says of twelve specs, beside what this machine takes: `results/plans.md` and `plans.json`.
+"""What `gradbus plan --cpu` says of specs of several sizes, beside what this machine takes: `results/plans.md` and `plans.json`.
 
     python benchmarks/plans/table.py [--only NAME | --again]
 
@@ -14,6 +14,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -22,8 +23,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from comparison import models
 from rows import Row, planned
+from version import VERSION, write_version
 
 from gradbus.plan.this_cpu import measured_rates
+from gradbus.spec import RunSpec
 
 RESULTS: Final = Path(__file__).resolve().parents[1] / "results"
 Change = Mapping[str, Mapping[str, Any]]
@@ -76,14 +79,16 @@ def measured_row(name: str) -> Row:
     folder = Path(body["model"]["path"])
     config = json.loads((folder / "config.json").read_text())
     rates = {**measured_rates(config["hidden_size"]), "cores": len(os.sched_getaffinity(0))}
-    children = [_started(what, folder, body) for what in ("trainer", "engine")]
-    trainer, engine = (_answer(child) for child in children)
+    with tempfile.TemporaryDirectory() as published:
+        write_version(RunSpec.model_validate(body), folder, Path(published) / VERSION)
+        children = [_started(what, (folder, Path(published)), body) for what in ("trainer", "engine")]
+        trainer, engine = (_answer(child) for child in children)
     measured = {"trainer": trainer["bytes"], "engine": engine["bytes"], "train": trainer["seconds"], "generate": engine["seconds"]}
     return Row(name, {**body, "model": {"path": "model"}, "data": {"train": "train.jsonl"}}, config, rates, measured)
 
 
-def _started(what: str, folder: Path, body: Mapping[str, Any]) -> subprocess.Popen[str]:
-    command = [sys.executable, str(Path(__file__).with_name("child.py")), what, str(folder)]
+def _started(what: str, folders: tuple[Path, Path], body: Mapping[str, Any]) -> subprocess.Popen[str]:
+    command = [sys.executable, str(Path(__file__).with_name("child.py")), what, *map(str, folders)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
     assert child.stdin is not None
@@ -116,7 +121,12 @@ def write(rows: list[Row]) -> None:
     pairs = ("trainer, MB", "engine, MB", "train, CPU s", "generate, CPU s")
     head = "| spec |" + "".join(f" {name}: planned | measured |" for name in pairs)
     ways = " ".join((__doc__ or "").split("\n\n")[2].split())
-    lines = ["# Plans beside measurements", "", f"{os.cpu_count()} cores {os.uname().machine}. {ways}", ""]
+    lines = [
+        "# Plans beside measurements",
+        "",
+        f"{os.cpu_count()} cores {os.uname().machine}. {ways} Measured: {len(rows)} of its {len(SPECS)} specs.",
+        "",
+    ]
     lines += [head, "|---" * (1 + 2 * len(pairs)) + "|", *map(_line, rows)]
     (RESULTS / "plans.md").write_text("\n".join(lines) + "\n")
     (RESULTS / "plans.json").write_text(json.dumps([row._asdict() for row in rows], indent=1) + "\n")

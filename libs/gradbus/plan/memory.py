@@ -68,9 +68,10 @@ class Bill:
     def engine_dtype(self) -> str:
         """Of the engine's weights and of its keys and values."""
         embedded = self.spec.rollout.traits.embedded
-        merged = embedded and self.spec.trainer.lora is not None
-        small = embedded and self.process.on_cpu and self.size.largest <= _WIDENED
-        return "fp32" if merged or small else self.spec.version_dtype
+        if not embedded:
+            return self.spec.version_dtype
+        merged, small = self.spec.trainer.lora is not None, self.process.on_cpu and self.size.largest <= _WIDENED
+        return "fp32" if merged or small else self.spec.trainer.dtype
 
     @property
     def trained(self) -> int:
@@ -200,6 +201,12 @@ class Bill:
         """Bytes of the logits of so many tokens that exist at a time."""
         return min(self.process.logits, min(rows, self.process.rows or rows) * width * self.head // self.size.hidden)
 
+    @property
+    def _files_of_a_version(self) -> int:
+        """Bytes that a load maps: of the version, and with adapters of the base model, into which it merges them."""
+        base = 0 if self.spec.trainer.lora is None else self.size.stored_width * self.size.parameters
+        return self.version_width * self.trained + base
+
     def _engine(self) -> Iterator[Part]:
         rollout, size = self.spec.rollout, self.size
         slots, width = rollout.slots, WIDTH[self.engine_dtype]
@@ -216,6 +223,6 @@ class Bill:
             yield Part("keys and values of the next prompts", position * embedded_cache.lanes(slots) * prompts)
             if self.process.on_cpu:
                 grows = position * slots * embedded_cache.before(capacity)
-                yield Part("while it grows or loads a version", max(grows, self.version_width * size.parameters))
+                yield Part("while it grows or loads a version", max(grows, self._files_of_a_version))
         yield Part("logits", 2 * _FLOAT * slots * size.vocabulary)
         yield self._of_process if self.process.on_cpu else Part("CUDA and graphs", 2 * self.process.context)

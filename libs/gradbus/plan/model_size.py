@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 from gradbus.formats.model_config import ModelConfig, tensor_shapes
@@ -19,7 +20,7 @@ class Linear:
     outputs: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ModelSize:
     """A model's numbers of elements."""
 
@@ -28,7 +29,7 @@ class ModelSize:
     context_length: int
     vocabulary: int
     linears: tuple[Linear, ...]
-    """Of a layer; empty where no adapters are trained."""
+    """Of a layer, those beside which its family trains adapters; empty: none."""
     parameters: int
     largest: int
     """Of the largest weight."""
@@ -50,6 +51,8 @@ class ModelSize:
     """Keys and values of one position."""
     kept: tuple[tuple[int, ...], ...]
     """Of a token, the widths of the tensors that each layer keeps for the backward pass (`kept_by_layer`)."""
+    stored_width: int = 4
+    """Bytes of an element in the files of the weights."""
 
     @classmethod
     def of(cls, config: ModelConfig) -> ModelSize:
@@ -63,7 +66,7 @@ class ModelSize:
             architecture=config.family.architecture,
             context_length=config.context_length,
             vocabulary=config.vocab_size,
-            linears=tuple(Linear(layer.name, layer.columns, layer.rows) for layer in (*config.attention_layers, *config.mlp_layers)),
+            linears=tuple(_linears(config)),
             parameters=total,
             largest=max(map(prod, shapes.values())),
             embedding=embedding,
@@ -78,12 +81,12 @@ class ModelSize:
             kept=tuple(tuple(kept_by_layer(config, layer)) for layer in range(config.layers)),
         )
 
-    @property
+    @cached_property
     def kept_by_all(self) -> int:
         """Elements of a token that all layers keep."""
         return sum(map(sum, self.kept))
 
-    @property
+    @cached_property
     def kept_by_one(self) -> int:
         """The same of the layer that keeps most."""
         return max(map(sum, self.kept))
@@ -105,6 +108,13 @@ class ModelSize:
     def body(self) -> int:
         """Parameters without embedding and head."""
         return self.parameters - self.embedding
+
+
+def _linears(config: ModelConfig) -> Iterator[Linear]:
+    family = config.family
+    for layer in (*config.attention_layers, *config.mlp_layers):
+        if "lora" in family.capabilities and layer.name in family.adapted_layers:
+            yield Linear(layer.name, layer.columns, layer.rows)
 
 
 def kept_by_layer(config: ModelConfig, layer: int) -> Iterator[int]:

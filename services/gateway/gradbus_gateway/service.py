@@ -29,7 +29,9 @@ from gradbus_gateway.auth.sessions import Sessions
 from gradbus_gateway.events.feeds import EventFeeds
 from gradbus_gateway.http.connection_table import ConnectionTable, within_open_files
 from gradbus_gateway.http.connections import bounded_protocol, close_slow_connections
+from gradbus_gateway.intake.check_turns import CheckTurns
 from gradbus_gateway.intake.model.run_models import RunModels
+from gradbus_gateway.intake.plan import PLANS_AT_A_TIME, Planner
 from gradbus_gateway.intake.spec.intake import SpecIntake
 from gradbus_gateway.intake.submission import RunIntake
 from gradbus_gateway.quotas.runs import RunQuota
@@ -113,6 +115,7 @@ async def open_gateway(settings: GatewaySettings, stopping: asyncio.Event) -> As
                 feeds=EventFeeds(bus, runs, run_list, stopping),
                 uploads=UploadQuota(bucket, uploads, objects, quotas),
                 intake=RunIntake(runs, IdempotencyKeys(bucket), RunQuota(view, quotas), specs, condemned),
+                planner=Planner(objects, CheckTurns(PLANS_AT_A_TIME)),
                 bus=bus,
                 workers=WorkerRoster(await bus.bucket(Buckets.WORKERS)),
                 buffer=buffer,

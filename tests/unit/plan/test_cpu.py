@@ -1,21 +1,25 @@
 """Plans of a CPU: beside the table that benchmarks/plans measured, and what `gradbus_kernels.cpu_speed` finds."""
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from plan_lab import model_size, run_spec
+import torch
+from plan_lab import SIZES, model_size, run_spec
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
-from gradbus.plan import Workload, make_plan
+from gradbus.plan import Workload, make_plan, read_size
 from gradbus.plan.embedded_cache import before, in_one_piece, lanes, paged
 from gradbus.plan.heap import unused_in_heap
 from gradbus.plan.memory import Bill
 from gradbus.plan.this_cpu import card_of_rates
 from gradbus.plan.times import step_times
 from gradbus_kernels.operators.batch_invariant.attention import pages
-from gradbus_rollout.engines.torch.config import TorchEngineConfig
+from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
 from gradbus_rollout.engines.torch.gpu.cache import room_for
 
 RATES = {
@@ -34,6 +38,7 @@ BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS / "plans"))
 
 from rows import Row, planned  # noqa: E402
+from version import write_version  # noqa: E402
 
 TABLE = [Row(**row) for row in json.loads((BENCHMARKS / "results/plans.json").read_text())]
 SMALL = {"vocab_size": 8192, "hidden_size": 192, "intermediate_size": 544, "num_hidden_layers": 8, "num_attention_heads": 6}
@@ -95,6 +100,53 @@ def test_a_small_model_computes_in_float32(tmp_path):
     small = Bill.of(run_spec(trainer={"dtype": "bf16"}), model_size(tmp_path, vocab_size=64), Workload(64, 64), CARD.process)
     tiny = replace(small, size=replace(small.size, largest=1000))
     assert (small.engine_dtype, tiny.engine_dtype) == ("bf16", "fp32")
+
+
+def test_an_engine_computes_in_the_dtype_of_the_trainer_or_of_what_a_server_loads(tmp_path):
+    found = bill(tmp_path, weights={"dtype": "bf16"})
+    assert found.engine_dtype == "fp32"
+    assert bill(tmp_path, trainer={"dtype": "bf16", "lora": {}}).engine_dtype == "fp32"
+    assert bill(tmp_path, weights={"dtype": "bf16"}, rollout={"engine": "sglang"}).engine_dtype == "bf16"
+
+
+@pytest.mark.parametrize(
+    ("stated", "width"), [({"dtype": "bfloat16"}, 2), ({"torch_dtype": "float16"}, 2), ({"dtype": "float32"}, 4), ({}, 4)]
+)
+def test_a_version_of_adapters_is_loaded_with_the_base_models_files(tmp_path, stated, width):
+    fields = {name: value for name, value in (SIZES | SMALL).items() if "dtype" not in name}
+    (tmp_path / "config.json").write_text(json.dumps(fields | stated | {"num_key_value_heads": 3}))
+    size, few = read_size(tmp_path), {"slots": 4, "group_size": 4}
+    sections = ({"dtype": "bf16", "lora": {}}, {"dtype": "bf16"})
+    found, whole = (Bill.of(run_spec(trainer=one, rollout=few), size, Workload(64, 64), CARD.process) for one in sections)
+    assert size.stored_width == width
+    # More than the cache of so few slots before it grew.
+    assert dict(found.engine.parts)["while it grows or loads a version"] == width * size.parameters + 2 * found.trained
+    assert dict(whole.engine.parts)["while it grows or loads a version"] == 2 * size.parameters
+
+
+def test_the_tables_text_counts_its_rows():
+    text = (BENCHMARKS / "results/plans.md").read_text()
+    counted, known = map(int, re.search(r"Measured: (\d+) of its (\d+) specs", text).groups())
+    assert counted == len(TABLE) == sum(line.startswith("| ") for line in text.splitlines()) - 1
+    assert counted <= known
+
+
+@pytest.mark.parametrize(
+    ("trainer", "dtype", "names"), [({"dtype": "bf16"}, torch.bfloat16, "model."), ({"lora": {}}, torch.float32, "base_model.model.")]
+)
+async def test_the_measured_engine_loads_what_a_trainer_publishes(tmp_path, write_tokenizer, trainer, dtype, names):
+    sizes = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=True)).save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    spec = run_spec(trainer=trainer)
+    write_version(spec, tmp_path, tmp_path / "version")
+    version = load_file(tmp_path / "version")
+    assert {tensor.dtype for tensor in version.values()} == {dtype}
+    assert all(name.startswith(names) for name in version)
+    engine = TorchEngine.from_folder(tmp_path, TorchEngineConfig(slots=4, max_new_tokens=3), spec.trainer.lora)
+    await engine.load([tmp_path / "version"], 0)
+    await engine.close()
+    assert engine.version == 0
 
 
 def missed():

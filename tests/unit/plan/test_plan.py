@@ -1,6 +1,7 @@
 """Plans: memory beside what an H100 measured, times, what fits, how cards are divided, and what another setting changes."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -156,6 +157,15 @@ def test_cards_go_where_the_time_is(tmp_path):
     assert times == sorted(times)
 
 
+def test_a_plan_of_many_cards_has_the_best_few_divisions_of_each_placement(tmp_path):
+    spec = run_spec(rollout={"max_new_tokens": 4096}, trainer={"backend": "deepspeed", "dtype": "bf16"})
+    size, workload = model_size(tmp_path, **LARGER), Workload(256, 2048)
+    found = make_plan(spec, size, workload, card_of("h100"), 64)
+    assert Counter(division.placement for division in found.divisions) == {"separate": 3, "shared": 1, "timed": 1}
+    best, *others = (division for division in found.divisions if division.placement == "separate")
+    assert all(abs(division.trainers - best.trainers) <= 2 for division in others), "those that are nearest to the best"
+
+
 def test_a_plain_trainer_has_one_card(tmp_path):
     found = make_plan(run_spec(trainer={"dtype": "bf16"}), model_size(tmp_path), Workload(256, 64), card_of("h100"), 8)
     assert {division.trainers for division in found.divisions} == {1}
@@ -216,6 +226,35 @@ def test_what_does_not_fit_says_which_setting_helps(tmp_path):
     assert {'trainer.dtype = "bf16"', "trainer.gradient_checkpointing = true", "[trainer.lora]", "rollout.slots = 32"} <= settings.keys()
     assert settings["rollout.slots = 32"].bytes < found.bill.engine.bytes
     assert settings["[trainer.lora]"].bytes < found.bill.trainer.bytes
+
+
+PHI3 = {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "pad_token_id": 0}
+
+
+@pytest.mark.parametrize(
+    ("model", "named"),
+    [
+        ({}, "[trainer.lora]"),
+        (PHI3, 'trainer.lora.target_modules = ["o_proj", "qkv_proj", "gate_up_proj", "down_proj"]'),
+        (EXPERTS, 'trainer.lora.target_modules = ["q_proj", "k_proj", "v_proj", "o_proj"]'),
+    ],
+)
+def test_adapters_are_offered_beside_the_layers_of_the_family(tmp_path, model, named):
+    found = changes(run_spec(), model_size(tmp_path, **model))
+    assert [setting for setting in found if "lora" in setting] == [named]
+
+
+def test_a_change_that_would_be_refused_is_not_offered(tmp_path):
+    """A run with adapters has them already; a reward model and runs with equal bits take neither them nor bfloat16."""
+    size = model_size(tmp_path)
+    assert not any("lora" in setting for setting in changes(run_spec(trainer={"lora": {"rank": 8}}), size))
+    for spec in (run_spec(kind="reward_model", reward={}), run_spec(numerics="batch_invariant")):
+        assert not {"[trainer.lora]", 'trainer.dtype = "bf16"'} & changes(spec, size)
+        assert "trainer.gradient_checkpointing = true" in changes(spec, size)
+
+
+def changes(spec, size):
+    return {change.setting for change in make_plan(spec, size, Workload.of(spec), card_of("h100")).changes}
 
 
 def test_lengths_default_to_short_prompts_and_half_of_the_longest_response():

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gradbus.spec import RunSpec
 
 _GIB = 1 << 30
+_CARD = "h100"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class PlanOptions:
     """Options of `gradbus plan`."""
 
     spec: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="Run spec.")]
-    gpu: Annotated[str, typer.Option("--gpu", metavar="NAME", help="Card, such as h100, h200, a100, l40s, rtx4090.")] = "h100"
+    gpu: Annotated[str | None, typer.Option("--gpu", metavar="NAME", help="Card, such as h200, a100, l40s, rtx4090; default: h100.")] = None
     cpu: Annotated[bool, typer.Option("--cpu", help="This machine's CPU in place of a card, measured in about two seconds.")] = False
     gpus: Annotated[int, typer.Option("--gpus", min=1, help="Number of cards.")] = 1
     prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Mean prompt; default: 256.")] = None
@@ -51,13 +52,13 @@ def plan(options: PlanOptions) -> None:
     if faults := inline_sources(body, options.spec.parent):
         raise SpecError(faults)
     spec = parse_spec(body)
-    if options.cpu and options.gpus > 1:
-        raise SettingsError("--cpu is one machine; leave --gpus out")
+    if options.cpu and (options.gpus > 1 or options.gpu is not None):
+        raise SettingsError("--cpu is one machine and no card; leave --gpu and --gpus out, or --cpu")
     if options.gpus > MOST_CARDS:
         raise SettingsError(f"--gpus is {options.gpus}; a plan has at most {MOST_CARDS} cards")
     size = _size(options, spec)
     workload = Workload.of(spec, options.prompt_tokens, options.response_tokens)
-    found = make_plan(spec, size, workload, this_cpu(size.hidden) if options.cpu else card_of(options.gpu), options.gpus)
+    found = make_plan(spec, size, workload, this_cpu(size.hidden) if options.cpu else card_of(options.gpu or _CARD), options.gpus)
     if options.as_json:
         print_json(plan_document(found))
         return
@@ -66,8 +67,11 @@ def plan(options: PlanOptions) -> None:
 
 
 def _size(options: PlanOptions, spec: RunSpec) -> ModelSize:
-    """Of the model in the folder that is named, or of the spec's path beside its file. Raises SettingsError or ModelError."""
-    from gradbus.formats.hf_model import CONFIG
+    """Of the model in the folder that is named, or of the spec's path beside its file.
+
+    Raises SettingsError, ModelError, and SpecError for a setting that the model's family does not take.
+    """
+    from gradbus.formats.hf_model import CONFIG, read_family
     from gradbus.plan import read_size
 
     if options.model is None and spec.model.path is None:
@@ -75,7 +79,10 @@ def _size(options: PlanOptions, spec: RunSpec) -> ModelSize:
     folder = options.model or options.spec.parent / str(spec.model.path)
     if not (folder / CONFIG).is_file():
         raise SettingsError(f"{folder} has no {CONFIG}; download that file of the model, and name its folder by --model DIR")
-    return read_size(folder)
+    size = read_size(folder)
+    if faults := list(read_family(folder).faults(spec.rollout, spec.numerics, spec.trainer.lora)):
+        raise SpecError(faults)
+    return size
 
 
 def _lines(plan: Plan) -> Iterator[str]:
@@ -93,12 +100,12 @@ def _lines(plan: Plan) -> Iterator[str]:
     yield f"{plan.cards} x {card.name}" if not card.cores else "this machine"
     if not plan.divisions:
         yield "   too few cards: trainer and engine have one each"
-    shown = {division.placement: division for division in reversed(plan.divisions)}
-    yield from (f"   {_division(division)}" for division in plan.divisions if shown[division.placement] is division)
+    yield from (f"   {_division(division)}" for division in plan.divisions)
     if plan.changes:
         yield ""
         yield "with another setting"
-        yield from (f"   {change.setting:<40} {_gib(change.tenant.bytes):>10}  {change.tenant.name}" for change in plan.changes)
+        width = max(40, *(len(change.setting) for change in plan.changes))
+        yield from (f"   {change.setting:<{width}} {_gib(change.tenant.bytes):>10}  {change.tenant.name}" for change in plan.changes)
 
 
 def _card(card: Card) -> str:

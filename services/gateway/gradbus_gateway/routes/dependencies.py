@@ -15,6 +15,7 @@ from gradbus.control.condemned import CondemnedBlobs
 from gradbus.objects import ObjectStore
 from gradbus_gateway.auth.sessions import Sessions
 from gradbus_gateway.events.feeds import EventFeeds
+from gradbus_gateway.intake.plan import Planner
 from gradbus_gateway.intake.submission import RunIntake
 from gradbus_gateway.quotas.uploads import UploadQuota
 from gradbus_gateway.resources.dataset_rows import DatasetRows
@@ -39,6 +40,7 @@ class Gateway:
     feeds: EventFeeds
     uploads: UploadQuota
     intake: RunIntake
+    planner: Planner
     bus: Bus
     workers: WorkerRoster
     buffer: Redis

@@ -14,7 +14,7 @@ from gradbus.resources.plans import PlanResource
 from gradbus_gateway.http.description import problems
 from gradbus_gateway.http.problems import ProblemError
 from gradbus_gateway.http.strict_query import StrictQueryRoute
-from gradbus_gateway.intake.plan import PlanQuestion, plan_of
+from gradbus_gateway.intake.plan import PlanQuestion
 from gradbus_gateway.intake.submission import SPEC_BODY
 from gradbus_gateway.routes.authentication import WRITE
 from gradbus_gateway.routes.dependencies import GatewayDep
@@ -42,5 +42,5 @@ async def post_plan(
 ) -> PlanResource:
     """Checks a submission as `POST /v1/spec-checks` does and creates no run. Returns its memory, what fits, and seconds of a step."""
     spec = await gateway.intake.check(await gateway.intake.read(request, key.id), key.id)
-    plan = await plan_of(spec, question, gateway.objects)
+    plan = await gateway.planner.plan(spec, question, key.id)
     return PlanResource.model_validate(plan_document(plan))

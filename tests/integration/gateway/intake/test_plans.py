@@ -26,3 +26,14 @@ def test_a_card_that_there_is_not_is_refused(http, stored_spec, query, status, s
 def test_a_spec_with_faults_has_no_plan(http, stored_spec):
     answer = http.post("/v1/plans", json=stored_spec | {"schedule": {"steps": 0}})
     assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, "schedule.steps")
+
+
+def test_a_plan_of_many_cards_is_short(http, stored_spec):
+    trainer = stored_spec.get("trainer", {}) | {"backend": "deepspeed"}
+    plan = http.post("/v1/plans?gpus=1024", json=stored_spec | {"trainer": trainer}).json()
+    assert sum(division["placement"] == "separate" for division in plan["divisions"]) == 3
+
+
+def test_adapters_beside_layers_that_the_model_does_not_have_have_no_plan(http, stored_spec):
+    answer = http.post("/v1/plans", json=stored_spec | {"trainer": {"lora": {"target_modules": ["qkv_proj"]}}})
+    assert (answer.status_code, answer.json()["errors"][0]["path"]) == (422, "trainer.lora.target_modules")

@@ -65,6 +65,11 @@ def test_a_plan_is_json_with_bytes_and_seconds(spec):
     assert found["divisions"][0]["seconds"]["step"] > found["divisions"][0]["seconds"]["train"] > 0.0
 
 
+def test_many_cards_are_divided_in_a_few_lines(spec):
+    text = planned(spec, "--gpus", 64, "--set", "trainer.backend=deepspeed", "--set", "trainer.dtype=bf16")
+    assert [line.split()[0] for line in text.splitlines() if " for training" in line] == ["separate"] * 3
+
+
 def test_too_few_cards_are_told(spec):
     assert "too few cards" in planned(spec, "--set", "weights.transport=broadcast")
     assert "1 for training, 1 for rollouts" in planned(spec, "--set", "weights.transport=broadcast", "--gpus", 2)
@@ -109,11 +114,26 @@ def test_a_model_that_transformers_computes_is_planned_by_what_its_config_states
     shape = {"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256}
     sizes = shape | {"intermediate_size": 5632, "vocab_size": 151_936, "model_type": "qwen3_5_text"}
     (tmp_path / "base/config.json").write_text(json.dumps(sizes | {"architectures": ["Qwen3_5ForCausalLM"]}))
-    assert "Qwen3_5ForCausalLM, 1.9" in planned(spec)
+    assert "Qwen3_5ForCausalLM, 1.9" in planned(spec, "--set", "rollout.engine=sglang")
     mamba = {"model_type": "mamba", "architectures": ["MambaForCausalLM"], "hidden_size": 768, "num_hidden_layers": 24, "vocab_size": 50280}
     (tmp_path / "base/config.json").write_text(json.dumps(mamba))
     with pytest.raises(ModelError, match="states no number of heads"):
         planned(spec)
+
+
+def test_what_the_models_family_does_not_take_has_no_plan(spec, tmp_path):
+    opt = {"model_type": "opt", "architectures": ["OPTForCausalLM"], "hidden_size": 768, "num_hidden_layers": 12, "ffn_dim": 3072}
+    (tmp_path / "base/config.json").write_text(json.dumps(opt | {"num_attention_heads": 12, "vocab_size": 50272}))
+    with pytest.raises(SpecError, match=r"rollout\.engine.*does not sample OPTForCausalLM"):
+        planned(spec)
+    with pytest.raises(SpecError, match=r"trainer\.lora.*adapters are not trained beside OPTForCausalLM"):
+        planned(spec, "--set", "rollout.engine=sglang", "--set", "trainer.lora.rank=8")
+    phi = {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "pad_token_id": 0}
+    (tmp_path / "base/config.json").write_text(json.dumps(SIZES | phi))
+    with pytest.raises(SpecError, match=r"trainer\.lora\.target_modules.*has no such layers"):
+        planned(spec, "--set", "trainer.lora.rank=8")
+    (offered,) = (line.split("]")[0] + "]" for line in planned(spec).splitlines() if "trainer.lora" in line)
+    assert "of them trained" in planned(spec, "--set", offered.strip().replace(" = ", "="))
 
 
 def test_this_machine_is_measured_in_place_of_a_card(spec):
@@ -123,5 +143,9 @@ def test_this_machine_is_measured_in_place_of_a_card(spec):
     assert [division["placement"] for division in found["divisions"]] == ["together"]
     assert found["divisions"][0]["seconds"]["train"] > 0.0
     assert "unused in the heap" in {part["name"] for part in found["tenants"][0]["parts"]}
-    with pytest.raises(SettingsError, match="--cpu is one machine"):
-        planned(spec, "--cpu", "--gpus", 2)
+
+
+@pytest.mark.parametrize("card", [("--gpus", 2), ("--gpu", "a100"), ("--gpu", "h100")])
+def test_this_machine_is_no_card(spec, card):
+    with pytest.raises(SettingsError, match="--cpu is one machine and no card"):
+        planned(spec, "--cpu", *card)
