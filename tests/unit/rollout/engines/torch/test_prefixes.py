@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from gradbus_kernels.operators import using
 from gradbus_rollout.engines.base import PromptGroup
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
+from gradbus_rollout.engines.torch.gpu import cache as row_cache
 from gradbus_rollout.engines.torch.gpu import prefill as packed
 from gradbus_rollout.engines.torch.model import DecoderModel, read_supported_config
 from gradbus_rollout.engines.torch.prefill import chunks, rounds
@@ -74,6 +75,31 @@ async def test_the_path_of_a_gpu_too(model_folder, monkeypatch):
             computed.append(chunks_computed)
     assert found[0] == found[1] == found[2]
     assert computed[1] < computed[0] / 2
+
+
+@pytest.mark.parametrize("of", [lambda scheduler: scheduler._cache, lambda scheduler: scheduler._prefill.cache], ids=["slots", "lanes"])
+async def test_a_cache_that_finds_no_memory_to_grow_in_has_what_is_kept_freed(model_folder, monkeypatch, of):
+    monkeypatch.setattr(packed, "_CHUNK", 16)
+    grown, held = row_cache._grown, []
+    with using("reference"):
+        decoder = DecoderModel(read_supported_config(model_folder), torch.empty(0), on_gpu=True)
+        engine = TorchEngine(decoder, TorchEngineConfig(**CONFIG, kept_bytes=MANY))
+        await engine.load([model_folder / "model.safetensors"], 0)
+        await engine.generate([PromptGroup("a", tuple(range(4, 44)), (1,))])
+        scheduler = engine._scheduler
+
+        def first_is_refused(like, kept, capacity):
+            held.append(scheduler._kept._bytes)
+            if len(held) == 1:
+                raise torch.OutOfMemoryError("what is kept takes it")
+            return grown(like, kept, capacity)
+
+        monkeypatch.setattr(row_cache, "_grown", first_is_refused)
+        with torch.inference_mode():
+            of(scheduler).reserve(of(scheduler).capacity + 1)
+        await engine.close()
+    assert held[0] > 0
+    assert held[1] == 0
 
 
 branches = st.lists(st.tuples(st.integers(0, 5), st.lists(st.integers(4, 47), min_size=1, max_size=70)), min_size=1, max_size=6)
