@@ -21,8 +21,9 @@ BOUNDS: Final[dict[str, float]] = {
     # advantages is a function of its own beside the verdict: ten lines a group, none a sample. Each entry is asked for a teacher's
     # log-probabilities and rows, and for marks of its samples: twelve lines a group, none a sample. Of its rows, which may be more than
     # its samples, each keeps whose it is: fifteen lines a group, beside those of its samples.
+    # Whether one of its samples is the baseline of the others: five calls a group.
     "trainer: lines a group of four": 624,
-    "trainer: calls a group of four": 131,
+    "trainer: calls a group of four": 136,
     # Forward, loss, backward, clipping and AdamW of a model of one layer and 12 parameters, outside and inside our own operators. Short
     # groups are gathered into blocks and back: some forty operators a layer, for which each prompt is computed once. The largest KL of a
     # token is told: five operators. The step's KL is a tensor, which ranks add up: two.
@@ -47,9 +48,10 @@ BOUNDS: Final[dict[str, float]] = {
     # span asks for its version: an engine that left its device loads the same one again.
     "rollout: lines a sample": 71,
     "rollout: calls a sample": 12,
-    # Beside those of its samples: the prompt's row and lane, the header of its message, the command that stores it, its claim.
-    "rollout: lines a group of four": 364,
-    "rollout: calls a group of four": 67,
+    # Beside those of its samples: the prompt's row and lane, the header of its message, the command that stores it, its claim. Lanes
+    # compute different chunks of their prompts, for those that are kept: thirteen lines, two calls; from which sample on it is greedy: five lines.
+    "rollout: lines a group of four": 384,
+    "rollout: calls a group of four": 69,
     # Forward of a model of one layer over one page of keys, draw and bookkeeping, for all slots at once; a view is an operator too.
     "rollout: operators a decode step": 67,
     # The task itself, the worker's fetch, its acknowledgement, the hint.
@@ -62,8 +64,9 @@ BOUNDS: Final[dict[str, float]] = {
     "conductor: calls a sample": 7,
     # Beside those of its samples: its task, its place in the schedule, its entry, the verdict by the estimator. Whether it may have a
     # journal, and whether its run counts masked samples: four lines and a call.
+    # Whether one of its samples is the others' baseline: five calls.
     "conductor: lines a group of four": 443,
-    "conductor: calls a group of four": 92,
+    "conductor: calls a group of four": 98,
     # Each run looks twice a second at its workers, faults and overdue groups, and compares its status with the stored one.
     # Whether its user wants another scorer: nine lines and five calls.
     "conductor: lines a look at a run at rest": 460,

@@ -32,14 +32,9 @@ class PromptGroup:
     max_new_tokens: int | None = None
     """Of each sample, at most the engine's; None: the engine's. Fewer leave room for a longer prompt."""
 
-    @property
-    def first_greedy(self) -> int:
-        """From which sample on they take the likeliest tokens."""
-        return len(self.seeds) - self.greedy
-
     def is_greedy(self, n: int) -> bool:
         """Whether sample `n` takes the likeliest tokens."""
-        return n >= self.first_greedy
+        return n >= len(self.seeds) - self.greedy
 
 
 @dataclass(frozen=True, slots=True)

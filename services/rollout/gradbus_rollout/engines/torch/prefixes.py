@@ -33,6 +33,8 @@ class KeptPrefixes:
 
         `spans` are (start, end) of the prompt's chunks; the cache has room for all of them.
         """
+        if not self._most_bytes:
+            return 0
         found: list[tuple[bytes, int]] = []
         for name, (start, end) in self._named(prompt, spans):
             entries = self._chunks.get(name)
@@ -48,6 +50,8 @@ class KeptPrefixes:
 
         Others make room before a chunk is copied, so that at no time more is held.
         """
+        if not self._most_bytes:
+            return
         chunks, size = [], 0
         for name, (start, end) in self._named(prompt, spans):
             size += cache.bytes_of(end - start)
@@ -76,8 +80,6 @@ class KeptPrefixes:
 
     def _named(self, prompt: tuple[int, ...], spans: Sequence[Span]) -> Iterator[tuple[bytes, Span]]:
         """The whole chunks of a prompt, each with a name for all ids up to its end."""
-        if not self._most_bytes:
-            return
         ids, so_far = np.array(prompt, dtype=ID_DTYPE), hashlib.blake2b(digest_size=32)
         for start, end in spans:
             if end > len(prompt):

@@ -162,7 +162,7 @@ class Scheduler:
         """First tokens of the samples of all lanes, from logits `[lanes, V]` and uniforms `[lanes, S]`."""
         greedy = np.zeros(uniforms.shape, dtype=np.bool_)
         for lane, group in enumerate(self._lanes):
-            greedy[lane, group.first_greedy : len(group.seeds)] = True
+            greedy[lane, len(group.seeds) - group.greedy : len(group.seeds)] = True
         lanes = greedy[:, 0]  # of greedy samples alone
         drawn = self._draw(logits, uniforms, torch.from_numpy(lanes.copy()) if lanes.any() else None)
         if (mixed := greedy.any(axis=1) & ~lanes).any():  # a lane's draws are greedy together, so those of a mixed one are made twice

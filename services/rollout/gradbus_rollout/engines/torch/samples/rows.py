@@ -63,9 +63,10 @@ class Rows:
         source = [sample.lane for sample in samples], [sample.n for sample in samples]
         self._token[rows] = self._token_ids[self._first[rows]] = first.tokens[source]
         self._logprobs[self._first[rows]] = first.logprobs[source]
-        of_groups = [(len(group.prompt_ids), group.max_new_tokens or self._longest, group.first_greedy) for group in groups]
-        self._position[rows], lengths, first_greedy = np.array(of_groups).T
-        self._greedy[rows] = np.array(source[1]) >= first_greedy
+        drawn = [len(group.seeds) - group.greedy for group in groups]
+        of_groups = [(len(group.prompt_ids), group.max_new_tokens or self._longest) for group in groups]
+        self._position[rows], lengths = np.array(of_groups).T
+        self._greedy[rows] = np.array(source[1]) >= drawn
         self._next[rows] = self._first[rows] + 1
         self._last[rows] = self._first[rows] + lengths - 1
         self._active[rows] = self._drawing[rows] = True
