@@ -160,7 +160,7 @@ ROLES: Final[Mapping[str, Role]] = {
                 "GRADBUS_QUEUE",
             ),
         ),
-        Role("rollout", computes=True, operator_settings=(*_DEVICE, "GRADBUS_ENGINE_", "GRADBUS_SGLANG_")),
+        Role("rollout", computes=True, operator_settings=(*_DEVICE, "GRADBUS_ENGINE_", "GRADBUS_KEPT_PREFIX_MIB", "GRADBUS_SGLANG_")),
         Role(
             "gateway",
             serves="rest",
