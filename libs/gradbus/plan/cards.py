@@ -126,6 +126,7 @@ _FIGURES: Final = (
 CARDS: Final = {
     name: Card(name, int(memory * GIB), flops, bandwidth, Speeds.of_gpu(flops, bandwidth)) for name, memory, flops, bandwidth in _FIGURES
 }
+DEFAULT_CARD: Final = "h100"
 MOST_CARDS: Final = 1024
 """Of one plan."""
 

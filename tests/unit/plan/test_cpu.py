@@ -12,7 +12,7 @@ from plan_lab import SIZES, model_size, run_spec
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gradbus.plan import Workload, make_plan, read_size
+from gradbus.plan import Workload, make_plan, memory, read_size
 from gradbus.plan.embedded_cache import before, in_one_piece, lanes, paged
 from gradbus.plan.heap import unused_in_heap
 from gradbus.plan.memory import Bill
@@ -20,7 +20,9 @@ from gradbus.plan.this_cpu import card_of_rates
 from gradbus.plan.times import step_times
 from gradbus_kernels.operators.batch_invariant.attention import pages
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
+from gradbus_rollout.engines.torch import config as engine_config
 from gradbus_rollout.engines.torch.gpu.cache import room_for
+from gradbus_trainer.learners import torch as torch_learner
 
 RATES = {
     "training": {"fp32": 8e10, "bf16": 16e10},
@@ -63,6 +65,11 @@ def test_positions_of_caches_are_those_of_the_engine(length):
 @pytest.mark.parametrize("slots", [4, 16, 64, 500])
 def test_lanes_are_those_of_the_engine(slots):
     assert lanes(slots) == TorchEngineConfig(slots=slots).lanes
+
+
+def test_the_plan_has_the_rules_of_the_engine_and_of_the_learner():
+    assert memory._WIDENED == engine_config._WIDENED
+    assert memory._PORTIONS == torch_learner._PORTIONS
 
 
 def test_tensors_with_pages_of_their_own_leave_nothing_in_the_heap():

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from gradbus.spec import RunSpec
 
 _GIB = 1 << 30
-_CARD = "h100"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ def plan(options: PlanOptions) -> None:
     """Show what a run needs, before it is submitted: memory, what fits on which card, seconds of a step. Nothing has to run."""
     from gradbus.client import load_spec
     from gradbus.client.upload import inline_sources
-    from gradbus.plan import MOST_CARDS, Workload, card_of, make_plan
+    from gradbus.plan import DEFAULT_CARD, MOST_CARDS, Workload, card_of, make_plan
     from gradbus.plan.document import plan_document
     from gradbus.plan.this_cpu import this_cpu
     from gradbus.spec import parse_spec
@@ -58,7 +57,7 @@ def plan(options: PlanOptions) -> None:
         raise SettingsError(f"--gpus is {options.gpus}; a plan has at most {MOST_CARDS} cards")
     size = _size(options, spec)
     workload = Workload.of(spec, options.prompt_tokens, options.response_tokens)
-    found = make_plan(spec, size, workload, this_cpu(size.hidden) if options.cpu else card_of(options.gpu or _CARD), options.gpus)
+    found = make_plan(spec, size, workload, this_cpu(size.hidden) if options.cpu else card_of(options.gpu or DEFAULT_CARD), options.gpus)
     if options.as_json:
         print_json(plan_document(found))
         return

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Query, Request
 
 from gradbus.access.api_keys import ApiKeyRecord
 from gradbus.errors import SettingsError
-from gradbus.plan import CARDS, MOST_CARDS, card_of
+from gradbus.plan import CARDS, DEFAULT_CARD, MOST_CARDS, card_of
 from gradbus.plan.document import plan_document
 from gradbus.resources.plans import PlanResource
 from gradbus_gateway.http.description import problems
@@ -25,7 +25,7 @@ _Tokens = Annotated[int | None, Query(ge=1, le=_MAX_TOKENS, description="Mean; b
 
 
 async def _question(
-    gpu: Annotated[str, Query(max_length=32, description=f"One of: {', '.join(CARDS)}.")] = "h100",
+    gpu: Annotated[str, Query(max_length=32, description=f"One of: {', '.join(CARDS)}.")] = DEFAULT_CARD,
     gpus: Annotated[int, Query(ge=1, le=MOST_CARDS, description="Number of cards.")] = 1,
     prompt_tokens: _Tokens = None,
     response_tokens: _Tokens = None,
