@@ -15,13 +15,13 @@ from gradbus_kernels.operators.batch_invariant.matmul import invariant_matmul, i
 from gradbus_kernels.operators.cached_attention.api import cached_attention, copy_rows, rotate_and_cache
 from gradbus_kernels.operators.cached_attention.reference import (
     CachedRule,
-    HeadNorms,
     LayerCache,
     Places,
     cached_attention_reference,
     copy_rows_reference,
     rotate_and_cache_reference,
 )
+from gradbus_kernels.operators.decoder_layer.head_norm import HeadNorms
 from gradbus_kernels.operators.distillation_loss.api import (
     DistillationLoss,
     TeacherRows,

@@ -12,13 +12,13 @@ from gradbus_kernels.operators.base.arguments import check_dtype, check_floats, 
 from gradbus_kernels.operators.base.dispatch import choose
 from gradbus_kernels.operators.cached_attention.reference import (
     CachedRule,
-    HeadNorms,
     LayerCache,
     Places,
     cached_attention_reference,
     copy_rows_reference,
     rotate_and_cache_reference,
 )
+from gradbus_kernels.operators.decoder_layer.head_norm import HeadNorms
 
 
 def cached_attention(queries: Tensor, cache: LayerCache, places: Places, rule: CachedRule, sinks: Tensor | None = None) -> Tensor:

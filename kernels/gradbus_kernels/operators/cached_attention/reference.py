@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from gradbus_kernels.operators.decoder_layer.head_norm import HeadNorms
 
 
 class LayerCache(NamedTuple):
@@ -38,18 +40,6 @@ class CachedRule:
     scale: float
     window: int | None = None
     softcap: float | None = None
-
-
-class HeadNorms(NamedTuple):
-    """RMSNorm of each head of queries and keys before they are rotated."""
-
-    query: Tensor
-    """Weight `[D]`."""
-    key: Tensor
-    """Weight `[D]`."""
-    eps: float
-    kind: Literal["llama", "float32", "offset"] = "llama"
-    """The weight multiplies after the cast from float32; before it; before it, as 1 + weight."""
 
 
 def cached_attention_reference(queries: Tensor, cache: LayerCache, places: Places, rule: CachedRule, sinks: Tensor | None = None) -> Tensor:

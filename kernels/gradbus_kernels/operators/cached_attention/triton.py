@@ -17,7 +17,8 @@ from torch import Tensor
 from gradbus_kernels.operators.base.block_sizes import CACHED_COPY, CACHED_HEADS, CACHED_SPLIT, CACHED_SPLITS, INTERPRETED
 from gradbus_kernels.operators.base.block_sizes import cached_attention as launch
 from gradbus_kernels.operators.base.triton import tanh
-from gradbus_kernels.operators.cached_attention.reference import CachedRule, HeadNorms, LayerCache, Places
+from gradbus_kernels.operators.cached_attention.reference import CachedRule, LayerCache, Places
+from gradbus_kernels.operators.decoder_layer.head_norm import HeadNorms
 
 _LOG2E = tl.constexpr(1.4426950408889634)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,15 +14,21 @@ from gradbus_kernels.operators.decoder_layer.rotary import Rotation, Turned, che
 
 
 class HeadNorms(NamedTuple):
-    """Weights `[D]` of the norms of query heads and of key heads."""
+    """RMSNorm of each head of queries and keys before they are rotated."""
 
     query: Tensor
+    """Weight `[D]`."""
     key: Tensor
+    """Weight `[D]`."""
     eps: float
+    kind: Literal["llama", "float32", "offset"] = "llama"
+    """The weight multiplies after the cast from float32; before it; before it, as 1 + weight."""
 
 
 def normed_rotary(qkv: Tensor, norms: HeadNorms, rotation: Rotation, key_heads: int) -> Turned:
     """`rotary` of float `[N, H + 2K, D]`, after `rms_norm` of each head of queries and keys. Differentiable once, in `qkv` and weights.
+
+    Norms are of the kind `llama`.
 
     Raises ValueError, which names the argument.
     """
@@ -31,10 +37,11 @@ def normed_rotary(qkv: Tensor, norms: HeadNorms, rotation: Rotation, key_heads: 
         check_floats(name, weight, (qkv.shape[2],), qkv)
         check_dtype(name, weight, "qkv", qkv)
     require(norms.eps >= 0.0, "norms.eps", f"is {norms.eps}; pass 0 or more")
+    require(norms.kind == "llama", "norms.kind", f"is {norms.kind}; pass llama, or norm and rotate one after the other")
     if choose("normed_rotary", qkv, ("reference", "cpu", "triton")) == "triton":
         from gradbus_kernels.operators.decoder_layer.triton import head_norm as on_gpu  # noqa: PLC0415 - needs Triton
 
-        return Turned(*on_gpu.normed_rotary(qkv, norms, rotation, key_heads))
+        return Turned(*on_gpu.normed_rotary(qkv, (norms.query, norms.key, norms.eps), rotation, key_heads))
     return normed_rotary_reference(qkv, norms, rotation, key_heads)
 
 

@@ -47,7 +47,6 @@ def invariant_embedding() -> None:
 
 
 def decoder_layer() -> None:
-    from gradbus_kernels.operators.decoder_layer.head_norm import HeadNorms
     from gradbus_kernels.operators.decoder_layer.rotary import Rotation
     from gradbus_kernels.operators.decoder_layer.triton import head_norm, norm, rotary, swiglu
 

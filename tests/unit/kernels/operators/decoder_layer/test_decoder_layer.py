@@ -214,6 +214,10 @@ def test_the_norm_differentiates_what_is_trained(frozen):
             lambda: normed_rotary(torch.ones(7, 6, 6), HeadNorms(torch.ones(6), torch.ones(6), -1.0), turn(torch.float32), 2),
             "norms.eps: is -1.0; pass 0 or more",
         ),
+        (
+            lambda: normed_rotary(torch.ones(7, 6, 6), HeadNorms(torch.ones(6), torch.ones(6), 1e-5, "offset"), turn(torch.float32), 2),
+            "norms.kind: is offset; pass llama, or norm and rotate one after the other",
+        ),
         (lambda: swiglu(torch.ones(2, 3)), "gate_up: has rows of 3; pass as many ups as gates"),
     ],
 )
