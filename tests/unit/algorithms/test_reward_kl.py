@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import trl
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from trl import RLOOTrainer
 
 from gradbus.algorithms import Algorithm
 from gradbus.formats.tokens import pack_logprobs
@@ -193,7 +193,7 @@ def test_rloo_has_trls_advantages():
         _pending_extra_logs={},
         _pending_metrics={},
     )
-    expected = RLOOTrainer._generate_and_score_completions(trainer, [{"prompt": ""}] * 6)["advantages"].tolist()
+    expected = trl.RLOOTrainer._generate_and_score_completions(trainer, [{"prompt": ""}] * 6)["advantages"].tolist()
     for first in (0, 3):
         rows = range(first, first + 3)
         samples = [sample(n, policy[row, : lengths[row]].tolist()) for n, row in enumerate(rows)]

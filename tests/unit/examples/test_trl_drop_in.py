@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import trl
 from datasets import Dataset
 from transformers import AutoModelForCausalLM
-from trl import GRPOConfig, GRPOTrainer
 
 LENGTHS, LONGEST = (5, 1, 3, 4), 5
 
@@ -17,7 +17,7 @@ def make_trainer(tiny_models, tmp_path):
     tiny_models.tiny_qwen2(tokenizer, 0).save_pretrained(tmp_path / "model")  # a KL loads it again
 
     def make(kind, **config):
-        arguments = GRPOConfig(
+        arguments = trl.GRPOConfig(
             output_dir=str(tmp_path),
             use_cpu=True,
             bf16=False,
@@ -80,7 +80,7 @@ def test_loss_and_gradients_are_trls(trl_drop_in, make_trainer, batch, on_policy
     if on_policy:
         del batch["old_per_token_logps"]
     found = []
-    for kind in (GRPOTrainer, trl_drop_in.FusedGRPOTrainer):
+    for kind in (trl.GRPOTrainer, trl_drop_in.FusedGRPOTrainer):
         trainer = make_trainer(kind, **config)
         loss = trainer.compute_loss(trainer.model, batch)
         loss.backward()

@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import trl
 from datasets import Dataset
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
-from trl import GRPOConfig, GRPOTrainer
 
 from gradbus_trainer.learners.torch import TorchLearner
 from gradbus_trainer.step.batch import Batch
@@ -23,7 +23,7 @@ TEMPERATURE = 0.8
 def trl_trainer(model_folder, output, algorithm):
     words = Tokenizer(models.WordLevel({f"w{token}": token for token in range(23)}, unk_token="w2"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="w0", eos_token="w1")
-    config = GRPOConfig(
+    config = trl.GRPOConfig(
         output_dir=str(output),
         use_cpu=True,
         bf16=False,
@@ -41,7 +41,9 @@ def trl_trainer(model_folder, output, algorithm):
     )
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     prompts = Dataset.from_list([{"prompt": "w3"}] * 12)
-    trainer = GRPOTrainer(model=model, reward_funcs=lambda **_: [0.0] * 12, args=config, train_dataset=prompts, processing_class=tokenizer)
+    trainer = trl.GRPOTrainer(
+        model=model, reward_funcs=lambda **_: [0.0] * 12, args=config, train_dataset=prompts, processing_class=tokenizer
+    )
     trainer.current_gradient_accumulation_steps = 1
     return trainer
 

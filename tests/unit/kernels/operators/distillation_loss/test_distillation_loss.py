@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
 
 from gradbus_kernels.operators import (
     Softcapped,
@@ -89,6 +88,8 @@ def test_finite_differences_give_the_gradient():
 
 def test_with_all_tokens_but_one_it_is_the_reverse_kl_of_trl():
     """A row of V - 1 tokens leaves one as the rest, so that nothing is summed up."""
+    from trl.kernels.chunked_divergence import ChunkedDivergenceFunction
+
     hidden, weight, ids, weights, of_teacher, head = (part.float() if part.is_floating_point() else part for part in made())
     hidden, weight = hidden.detach().requires_grad_(), weight.detach().requires_grad_()
     whole = linear_teacher_rows(of_teacher, head, ids, VOCABULARY - 1, temperature=0.7).rows

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from trl import GRPOTrainer, RLOOTrainer
-from trl.experimental.gmpo import GMPOTrainer
+import trl
 
 from gradbus_kernels.operators import Curves, PolicySettings, PolicyTokens, policy_loss, token_weights
 
@@ -47,8 +46,8 @@ def trainer(logprobs, entropies, **given):
             steps_per_generation=1,
         ),
         _get_per_token_logps_and_entropies=lambda *_, **__: (logprobs, entropies, None),
-        get_off_policy_mask=GRPOTrainer.get_off_policy_mask,
-        get_gamma_weights=GRPOTrainer.get_gamma_weights,
+        get_off_policy_mask=trl.GRPOTrainer.get_off_policy_mask,
+        get_gamma_weights=trl.GRPOTrainer.get_gamma_weights,
         top_entropy_quantile=1.0,
         use_vllm=False,
         aux_loss_enabled=False,
@@ -126,24 +125,28 @@ def compare(kind, aggregate, settings, given, divisor=1):
     ids=["grpo", "dapo", "dr_grpo", "cispo", "sapo", "gspo", "delta", "unbiased-kl", "off-policy-mask", "deepseek-v3.2"],
 )
 def test_every_variant_of_trls_grpo(aggregate, settings, given):
-    compare(GRPOTrainer, aggregate, settings, given)
+    compare(trl.GRPOTrainer, aggregate, settings, given)
 
 
 def test_trls_rloo_clips_the_product_of_a_sequences_ratios():
-    loss = compare(RLOOTrainer, "sequence", PolicySettings(ratio="product", low=0.3, high=0.4), {"epsilon_low": 0.3, "epsilon_high": 0.4})
+    loss = compare(
+        trl.RLOOTrainer, "sequence", PolicySettings(ratio="product", low=0.3, high=0.4), {"epsilon_low": 0.3, "epsilon_high": 0.4}
+    )
     assert loss.ratio.clipped_low + loss.ratio.clipped_high > 0.0
-    compare(RLOOTrainer, "sequence", PolicySettings(ratio="product", trust_region="none"), {"epsilon_low": 1.0, "epsilon_high": 1e9})
+    compare(trl.RLOOTrainer, "sequence", PolicySettings(ratio="product", trust_region="none"), {"epsilon_low": 1.0, "epsilon_high": 1e9})
 
 
 def test_trls_luspo_is_the_sum_of_a_sequences_tokens_which_ours_divides_by_the_longest():
     given = {"loss_type": "luspo", "importance_sampling_level": "sequence", "epsilon_low": 0.03, "epsilon_high": 0.04}
-    loss = compare(GRPOTrainer, "constant", PolicySettings(low=0.03, high=0.04, ratio="sequence"), given, divisor=LONGEST)
+    loss = compare(trl.GRPOTrainer, "constant", PolicySettings(low=0.03, high=0.04, ratio="sequence"), given, divisor=LONGEST)
     assert loss.ratio.clipped_low + loss.ratio.clipped_high > 0.0
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.2, 0.1), (0.1, 0.05)])
 def test_trls_gmpo_bounds_tokens_before_it_takes_their_geometric_mean(low, high):
     settings = PolicySettings(trust_region="log_clip", ratio="sequence", low=low, high=high, kl=0.04)
+    from trl.experimental.gmpo import GMPOTrainer
+
     loss = compare(GMPOTrainer, "sequence", settings, {"epsilon_low": low, "epsilon_high": high, "beta": 0.04})
     assert loss.ratio.clipped_low > 0.0
     assert loss.ratio.clipped_high > 0.0
@@ -156,4 +159,4 @@ def test_trls_vespo_weighs_each_tokens_log_probability_by_its_sequences_product_
     pairs = [(given.get(f"vespo_k_{sign}"), given.get(f"vespo_lambda_{sign}")) for sign in ("pos", "neg")]
     curves = Curves(gamma=tuple(pairs)) if given else Curves()
     settings = PolicySettings(trust_region="gamma", ratio="product", curves=curves, kl=given.get("beta", 0.0))
-    compare(GRPOTrainer, "token", settings, {"loss_type": "vespo", **given})
+    compare(trl.GRPOTrainer, "token", settings, {"loss_type": "vespo", **given})

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import trl
 from torch.nn.functional import pad
-from trl import KTOTrainer
 
 from gradbus_kernels.operators import KtoSettings, PairTokens, kto_loss
 
@@ -129,12 +129,12 @@ def trls(own, mismatched, references, labels, settings):
         _total_train_tokens=0,
         _tp_size=1,
     )
-    trainer._compute_kl_logps = KTOTrainer._compute_kl_logps.__get__(trainer)
+    trainer._compute_kl_logps = trl.KTOTrainer._compute_kl_logps.__get__(trainer)
     (ids, mask, _), (kl_ids, kl_mask, _) = own, mismatched
     inputs = {"input_ids": ids, "attention_mask": mask, "completion_mask": mask, "label": labels.tolist()}
     inputs |= {"KL_input_ids": kl_ids, "KL_attention_mask": kl_mask, "KL_completion_mask": kl_mask}
     inputs |= {"ref_logps": references[0].sum(1), "ref_KL_logps": references[1].sum(1), "label": labels}
-    loss = KTOTrainer._compute_loss(trainer, model, inputs, return_outputs=False)
+    loss = trl.KTOTrainer._compute_loss(trainer, model, inputs, return_outputs=False)
     return loss, {name: values[0] for name, values in trainer._metrics["train"].items() if isinstance(values, list)}
 
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import trl
 from hypothesis import given
 from hypothesis import strategies as st
-from trl import RewardTrainer
 
 from gradbus_kernels.operators import ranking_loss
 
@@ -49,7 +49,7 @@ def test_it_is_trls(center):
         _total_train_tokens=0,
     )
     output = SimpleNamespace(logits=torch.cat([chosen, rejected])[:, None])
-    theirs = RewardTrainer.compute_loss(trainer, lambda **_: output, {})
+    theirs = trl.RewardTrainer.compute_loss(trainer, lambda **_: output, {})
     ours = ranking_loss(torch.stack([chosen, rejected], 1).flatten(), center)
     assert float(ours.total) == pytest.approx(float(theirs), rel=1e-6)
     assert float(ours.accuracy) == pytest.approx(trainer._metrics["eval"]["accuracy"][0])

@@ -3,15 +3,14 @@
 A trainer's method gets logits in place of a model's; what it reads of its trainer is in a namespace. Its training loop never runs.
 """
 
+import importlib
 from collections import defaultdict
 from types import SimpleNamespace
 
 import pytest
 import torch
+import trl
 from torch.nn.functional import pad
-from trl import DPOTrainer
-from trl.experimental.cpo import CPOTrainer
-from trl.experimental.orpo import ORPOTrainer
 
 from gradbus_kernels.operators import PairTokens, PreferenceSettings, preference_loss
 
@@ -85,7 +84,7 @@ def trls_dpo(responses, logits, reference, settings):
     )
     inputs = {"input_ids": ids, "attention_mask": mask, "completion_mask": mask}
     inputs |= {"ref_chosen_logps": ref_chosen, "ref_rejected_logps": ref_rejected}
-    loss = DPOTrainer._compute_loss(trainer, model, inputs, return_outputs=False)
+    loss = trl.DPOTrainer._compute_loss(trainer, model, inputs, return_outputs=False)
     return loss, {name: values[0] for name, values in trainer._metrics["train"].items() if isinstance(values, list)}
 
 
@@ -113,8 +112,13 @@ def test_conservative_dpo_is_cpos_smoothed_loss_of_the_log_ratios():
     of_reference, sequences = packed(responses, reference)
     ratios = torch.zeros(len(responses), dtype=torch.float64).index_add(0, sequences, packed(responses, theirs_at)[0] - of_reference)
     trainer = SimpleNamespace(alpha=0.0, accelerator=ACCELERATOR, beta=0.3, label_smoothing=0.15, loss_type="sigmoid")
-    losses, *_ = CPOTrainer.cpo_loss(trainer, ratios[::2], ratios[1::2])
+    losses, *_ = experimental("cpo").cpo_loss(trainer, ratios[::2], ratios[1::2])
     agree(ours(responses, mine_at, settings, of_reference).total, losses.mean(), mine_at, theirs_at)
+
+
+def experimental(name):
+    """TRL's CPOTrainer or ORPOTrainer."""
+    return getattr(importlib.import_module(f"trl.experimental.{name}"), f"{name.upper()}Trainer")
 
 
 def without_reference(kind, responses, logits, settings):
@@ -153,10 +157,10 @@ def without_reference(kind, responses, logits, settings):
 @pytest.mark.parametrize(
     ("kind", "settings", "lengths"),
     [
-        (CPOTrainer, PreferenceSettings("simpo", 2.0, 0.8), LENGTHS),
-        (CPOTrainer, PreferenceSettings("simpo", 0.3, 0.0), LENGTHS),
-        (ORPOTrainer, PreferenceSettings("orpo", 0.4), [(4, 3), (4, 7), (4, 1)]),
-        (ORPOTrainer, PreferenceSettings("orpo", 1.5), [(3, 5)]),
+        ("cpo", PreferenceSettings("simpo", 2.0, 0.8), LENGTHS),
+        ("cpo", PreferenceSettings("simpo", 0.3, 0.0), LENGTHS),
+        ("orpo", PreferenceSettings("orpo", 0.4), [(4, 3), (4, 7), (4, 1)]),
+        ("orpo", PreferenceSettings("orpo", 1.5), [(3, 5)]),
     ],
     ids=["simpo", "simpo-without-margin", "orpo", "orpo-one-pair"],
 )
@@ -164,7 +168,7 @@ def test_simpo_and_orpo_are_those_of_trls_trainers(kind, settings, lengths):
     """ORPO with chosen responses of one length."""
     responses, logits = drawn(lengths)
     mine_at, theirs_at = (logits.clone().requires_grad_() for _ in range(2))
-    theirs, metrics = without_reference(kind, responses, theirs_at, settings)
+    theirs, metrics = without_reference(experimental(kind), responses, theirs_at, settings)
     mine = ours(responses, mine_at, settings)
     agree(mine.total, theirs, mine_at, theirs_at)
     assert mine.margin.item() == pytest.approx(metrics["rewards/margins"], rel=1e-12)
@@ -175,7 +179,7 @@ def test_orpo_weighs_pairs_equally_where_trl_weighs_tokens():
     """With chosen responses of several lengths the NLL is all that differs: TRL's is the mean over the tokens of the batch."""
     responses, logits = drawn(LENGTHS)
     settings = PreferenceSettings("orpo", 0.4)
-    theirs, metrics = without_reference(ORPOTrainer, responses, logits, settings)
+    theirs, metrics = without_reference(experimental("orpo"), responses, logits, settings)
     logprobs, sequences = packed(responses, logits)
     by_chosen = [logprobs[sequences == row] for row in range(0, len(responses), 2)]
     by_pair = -torch.stack([part.mean() for part in by_chosen]).mean()
