@@ -18,7 +18,7 @@ from gradbus.errors import ApiError, StackError
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "deploy/kubernetes"
 NAMESPACE = "gradbus"
-STEPS = 300
+STEPS = 150
 START_SECONDS = 600
 RUN_SECONDS = 900
 FINAL = ("succeeded", "failed", "cancelled")
