@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from gradbus.client import Client, RetryPolicy, document
@@ -18,7 +19,7 @@ from gradbus.errors import ApiError, StackError
 ROOT = Path(__file__).parents[2]
 MANIFESTS = ROOT / "deploy/kubernetes"
 NAMESPACE = "gradbus"
-STEPS = 300
+STEPS = 150
 START_SECONDS = 600
 RUN_SECONDS = 900
 FINAL = ("succeeded", "failed", "cancelled")
@@ -35,6 +36,7 @@ class Cluster:
         self.components = os.environ.get("GRADBUS_TEST_COMPONENTS", "dev").split()
         # Each takes the name of a node.
         self.node_off, self.node_on = (os.environ.get(f"GRADBUS_TEST_NODE_{what}", "") for what in ("OFF", "ON"))
+        self.has_ranks = "GRADBUS_TEST_RANKS" in os.environ
         self._forward: subprocess.Popen[bytes] | None = None
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -59,13 +61,17 @@ class Cluster:
         """Both commands, and waits until all pods are ready."""
         secrets = self._said([sys.executable, "-m", "gradbus.deploy", "kubernetes", "--state", str(self.state)])
         self._said(["kubectl", "apply", "--server-side", "-f", "-"], secrets)
+        self.apply()
+
+    def apply(self) -> None:
+        """All objects of the components, until they are ready; may be repeated with more components."""
         self._said(self.apply_command, self.manifests(), seconds=START_SECONDS)
         self.wait()
 
     def manifests(self) -> str:
         """What `kubectl apply -k` sends; by kustomize itself where kubectl has an old one inside."""
         folder = self.state / "kustomization"
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         there = os.path.relpath(MANIFESTS, folder.resolve())
         content = {
             "namespace": NAMESPACE,
@@ -84,6 +90,31 @@ class Cluster:
         """Every process of the component's pods at once, without notice."""
         chosen = f"app.kubernetes.io/component={component}"
         self("delete", "pod", "-l", chosen, "--force", "--grace-period=0", "--wait=false")
+
+    def node_of(self, component: str) -> str:
+        """The node of the component's first pod."""
+        return self("get", "pod", "-l", f"app.kubernetes.io/component={component}", "-o", "jsonpath={.items[0].spec.nodeName}")
+
+    def lose_node_with_volume(self, name: str) -> str:
+        """The node of a StatefulSet's server, with its disk: as an operator does it, who knows that neither comes back. The node's name."""
+        node = self.node_of(name)
+        self.command(self.node_off, node)
+        self("delete", "pvc", f"data-{name}-0", "--wait=false")
+        self("delete", "node", node)
+        # Who deletes a node's pods does it once a minute.
+        self("delete", "pod", f"{name}-0", "--force", "--grace-period=0", "--ignore-not-found")
+        return node
+
+    def give_notice(self, node: str) -> None:
+        """Drains the node, as on a cloud's notice, and turns it off 30 s after the notice."""
+        words = ("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=30s")
+        self(*words, check=False)
+        self.command(self.node_off, node)
+
+    def take_back(self, node: str) -> None:
+        """The node comes back, and takes pods again."""
+        self.command(self.node_on, node)
+        self("uncordon", node)
 
     def lose_volume(self, name: str) -> None:
         """The server of a StatefulSet, with its disk; a new one begins with an empty disk."""
@@ -115,6 +146,10 @@ class Cluster:
 
     def until(self, client: Client, run_id: str, step: int = 1 << 30) -> dict:
         """Waits until the run has published `step` or has ended."""
+        return self.until_it(client, run_id, lambda run: run["progress"]["step"] >= step)
+
+    def until_it(self, client: Client, run_id: str, condition: Callable[[dict], bool]) -> dict:
+        """Waits until `condition` holds of the run, or it has ended."""
         deadline, run = time.monotonic() + RUN_SECONDS, {"state": "unknown", "waiting_for": ""}
         while time.monotonic() < deadline:
             try:
@@ -123,7 +158,7 @@ class Cluster:
                 run["waiting_for"] = error
                 self.forward()
             else:
-                if run["state"] in FINAL or run["progress"]["step"] >= step:
+                if run["state"] in FINAL or condition(run):
                     return run
             time.sleep(0.5)
         raise TimeoutError(f"{run_id} is {run['state']}: {run['waiting_for']}")

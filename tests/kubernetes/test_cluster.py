@@ -20,6 +20,11 @@ def submitted(cluster, client, spec):
     return client.submit(spec, EXAMPLE, uuid.uuid4().hex).id
 
 
+def needs_nodes(cluster):
+    if not (cluster.node_off and cluster.node_on):
+        pytest.skip("GRADBUS_TEST_NODE_OFF and GRADBUS_TEST_NODE_ON are no commands that turn a node off and on")
+
+
 def test_a_run_by_rest_ends_in_the_weights_of_the_embedded_stack(cluster, client, submitted, true_digest):
     assert cluster.finished(client, submitted, STEPS) == ("succeeded", true_digest)
 
@@ -66,14 +71,39 @@ def test_a_clustered_nats_loses_each_server_and_then_its_quorum(cluster, client,
 
 
 def test_a_node_is_lost_and_comes_back(cluster, client, submitted, true_digest):
-    if not (cluster.node_off and cluster.node_on):
-        pytest.skip("GRADBUS_TEST_NODE_OFF and GRADBUS_TEST_NODE_ON are no commands that turn a node off and on")
+    needs_nodes(cluster)
     cluster.until(client, submitted, 10)
-    node = cluster("get", "pod", "-l", "app.kubernetes.io/component=trainer", "-o", "jsonpath={.items[0].spec.nodeName}")
+    node = cluster.node_of("trainer")
     cluster.command(cluster.node_off, node)
     cluster("wait", "--for=condition=Ready=false", f"node/{node}", "--timeout=120s", check=False)
     time.sleep(45)  # until the pods of the lost node have been given up
     cluster.command(cluster.node_on, node)
+    assert cluster.finished(client, submitted, STEPS) == ("succeeded", true_digest)
+    cluster.wait()
+
+
+def test_the_node_of_the_buffer_is_lost_with_its_disk(cluster, client, submitted, true_digest):
+    needs_nodes(cluster)
+    cluster.until(client, submitted, 10)
+    node = cluster.lose_node_with_volume("buffer")
+    try:
+        assert cluster.finished(client, submitted, STEPS) == ("succeeded", true_digest)
+    finally:
+        cluster.command(cluster.node_on, node)
+    cluster.wait()
+
+
+def test_a_node_is_taken_away_with_notice_and_a_trainer_is_preempted(cluster, client, submitted, true_digest):
+    needs_nodes(cluster)
+    cluster.until(client, submitted, 10)
+    node = cluster.node_of("rollout")
+    cluster.give_notice(node)
+    cluster.until(client, submitted, 40)
+    cluster.take_back(node)
+    cluster("scale", "deployment", "trainer", "--replicas=0")
+    preempted = cluster.until_it(client, submitted, lambda run: "trainer" in (run["waiting_for"] or ""))
+    assert "none serves the run; start one" in preempted["waiting_for"]
+    cluster("scale", "deployment", "trainer", "--replicas=1")
     assert cluster.finished(client, submitted, STEPS) == ("succeeded", true_digest)
     cluster.wait()
 
@@ -90,6 +120,24 @@ def test_workers_come_and_go(cluster, client, submitted, true_digest):
         cluster.until(client, submitted, step)
         cluster("scale", "deployment", "rollout", f"--replicas={replicas}")
     assert cluster.finished(client, submitted, STEPS) == ("succeeded", true_digest)
+
+
+def test_a_trainer_of_two_ranks_loses_each_of_them(cluster, client, spec):
+    if not cluster.has_ranks:
+        pytest.skip("GRADBUS_TEST_RANKS is not set: the nodes may lack the image gradbus/trainer-deepspeed")
+    cluster.components.append("ranks")
+    cluster.apply()
+    cluster.forward()
+    steps = 30
+    short = spec | {"trainer": {**spec["trainer"], "backend": "deepspeed"}, "schedule": {**spec["schedule"], "steps": steps}}
+    calm = client.submit(short, EXAMPLE, uuid.uuid4().hex).id
+    state, true_digest = cluster.finished(client, calm, steps)
+    assert state == "succeeded"
+    killed = client.submit(short, EXAMPLE, uuid.uuid4().hex).id
+    for number in range(2):
+        cluster.until(client, killed, 5 + 12 * number)
+        cluster("delete", "pod", f"trainer-ranks-{number}", "--force", "--grace-period=0", "--wait=false")
+    assert cluster.finished(client, killed, steps) == ("succeeded", true_digest)
 
 
 def test_uninstalling_leaves_nothing(cluster):

@@ -42,9 +42,9 @@ class Needs:
 
 
 def container(name: str, image: str, needs: Needs, **content: Any) -> Object:
-    """A container without any privilege, whose root is read only."""
+    """A container without any privilege, whose root is read only. The last lines of one that failed are in the pod's status."""
     confined = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
-    first = {"name": name, "image": image, "imagePullPolicy": "IfNotPresent"}
+    first = {"name": name, "image": image, "imagePullPolicy": "IfNotPresent", "terminationMessagePolicy": "FallbackToLogsOnError"}
     return {**first, **content, "resources": needs.resources, "securityContext": confined}
 
 

@@ -2,7 +2,8 @@
 
 `functions` and `bucket` are the two parts of `stores`, for the buffer and for object storage. `kubernetes` makes the secrets and prints
 them as objects for `kubectl apply`. `key` prints the API key that `secrets` made, `authority` the certificate that clients of the gateway
-trust, `grafana` the password of Grafana's user `admin`.
+trust, `grafana` the password of Grafana's user `admin`. `diagnose` reads what `kubectl get -o json` says of pods, claims and events, and
+prints why pods do not run and what to do.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def _names(given: str) -> list[str]:
 def main() -> int:
     """Runs one job; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m gradbus.deploy", description=__doc__)
-    parser.add_argument("job", choices=("secrets", "kubernetes", *_STORES, *_PRINTED))
+    parser.add_argument("job", choices=("secrets", "kubernetes", "diagnose", *_STORES, *_PRINTED))
     parser.add_argument("--served-hosts", type=_names, default=[], help='JSON list of the gateway\'s names, e.g. ["gradbus.example"]')
     parser.add_argument("--namespace", default="gradbus", help="of the objects that `kubernetes` prints (gradbus)")
     parser.add_argument("--state", type=Path, default=Path("/var/lib/gradbus"), help="where the volumes are mounted (/var/lib/gradbus)")
@@ -38,14 +39,14 @@ def main() -> int:
     from gradbus.errors import GradbusError
 
     try:
-        _run(arguments)
+        return _run(arguments)
     except GradbusError as error:
         print(error, file=sys.stderr)  # noqa: T201 - the output of the job
         return 1
-    return 0
 
 
-def _run(arguments: argparse.Namespace) -> None:
+def _run(arguments: argparse.Namespace) -> int:
+    """The exit status: 1 of `diagnose` if it found trouble."""
     job, state = arguments.job, arguments.state
     if job in _STORES:
         from gradbus.deploy import stores
@@ -61,11 +62,18 @@ def _run(arguments: argparse.Namespace) -> None:
         from gradbus.deploy.kubernetes import secrets_manifest
 
         print(secrets_manifest(state, arguments.namespace, arguments.served_hosts))  # noqa: T201 - the output of the job
+    elif job == "diagnose":
+        from gradbus.deploy.diagnosis import diagnose
+
+        troubles = diagnose(sys.stdin.read())
+        print("\n".join(troubles) or "every pod runs, or has just begun to")  # noqa: T201 - the output of the job
+        return int(bool(troubles))
     else:
         from gradbus.deploy import secrets
 
         made = dict(zip(_PRINTED, (secrets.api_key, secrets.authority, secrets.grafana_password), strict=True))
         print(made[job](state).strip())  # noqa: T201 - the output of the job
+    return 0
 
 
 if __name__ == "__main__":

@@ -294,7 +294,8 @@ class ObjectStore:
             raise ObjectMissingError(f"{what} is not in {self.url}{name}; it must be stored again") from None
         except (BaseError, OSError) as error:
             raise StorageError(
-                f"object storage {self.url} failed on {what}: {first_line(error)}; check that it runs and has room, and try again"
+                f"object storage {self.url} failed on {what}: {first_line(error)}; "
+                "check that it runs, has room and lets these credentials write, and try again"
             ) from error
 
 

