@@ -118,7 +118,7 @@ class Loop:
         self.low, self.high = self.low + share * low, self.high + share * high
 
     def gained(self, i, members):
-        """Gain of token i, and its slope by its own log-probability: GSPO-token (arXiv:2507.18071, equation 14) where a sequence has a ratio.
+        """Gain of token i, and its slope by its own log-probability: GSPO-token (arXiv:2507.18071, equation 14) of sequences.
 
         Its own stands for all tokens of the sequence, which would have the same advantage and weight.
         """
