@@ -107,7 +107,7 @@ A folder of one of these families is trained by transformers' own model, which t
 | | |
 |---|---|
 | trainer | plain torch, `trainer.dtype` fp32 and bf16, `trainer.gradient_checkpointing`, KL to the base by the reference service |
-| engine | a server that serves the model: `rollout.engine = "sglang"`. The torch engine is refused at submission |
+| engine | a server: `rollout.engine = "sglang"`. The torch engine is refused; [given responses](given-responses.md) need none |
 | refused at submission | DeepSpeed, `[trainer.lora]`, `numerics = "batch_invariant"`, quantised folders (FP8, MXFP4, GPTQ) |
 | refused in config.json | `per_layer_config`; above 1024, layers, experts, `head_dim` and `chunk_size` under any name; above 2²⁴, others |
 | versions | have the names, shapes and one tensor per expert of the folder, however transformers holds them |

@@ -156,9 +156,9 @@ class ModelFamily:
             able = _architectures_with(capability)
             raise ModelError(f"{capability} is not computed for {self.architecture}; choose a model of one of: {able}")
 
-    def faults(self, rollout: RolloutSpec, numerics: str, lora: LoraSpec | None) -> Iterator[Fault]:
-        """Faults of a run spec with these settings over a model of this family."""
-        if rollout.traits.embedded and "embedded_engine" not in self.capabilities:
+    def faults(self, rollout: RolloutSpec | None, numerics: str, lora: LoraSpec | None) -> Iterator[Fault]:
+        """Faults of a run spec with these settings over a model of this family. `rollout` is None if nothing is sampled."""
+        if rollout is not None and rollout.traits.embedded and "embedded_engine" not in self.capabilities:
             message = f"this engine runs in the worker's process and does not compute {self.architecture}"
             allowed = f"an engine that is a server, or a model of one of: {_architectures_with('embedded_engine')}"
             yield Fault("rollout.engine", message, rollout.engine, allowed)

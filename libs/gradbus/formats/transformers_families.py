@@ -64,9 +64,9 @@ class TransformersFamily:
             raise ModelError(f'the embedded engine does not sample {self.architecture}; set rollout.engine = "sglang"')
         raise ModelError(f"{capability} is not computed for {self.architecture}; choose a model of one of the families of docs/families.md")
 
-    def faults(self, rollout: RolloutSpec, numerics: str, lora: LoraSpec | None) -> Iterator[Fault]:
-        """Faults of a run spec with these settings over a model of this family."""
-        if rollout.traits.embedded:
+    def faults(self, rollout: RolloutSpec | None, numerics: str, lora: LoraSpec | None) -> Iterator[Fault]:
+        """Faults of a run spec with these settings over a model of this family. `rollout` is None if nothing is sampled."""
+        if rollout is not None and rollout.traits.embedded:
             message = f"this engine runs in the worker's process and does not sample {self.architecture}, which transformers computes"
             yield Fault("rollout.engine", message, rollout.engine, 'an engine that is a server and serves the model: "sglang"')
         if numerics != "fast":

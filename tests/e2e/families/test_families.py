@@ -98,3 +98,19 @@ def test_qwen3s_recorded_log_probabilities_are_the_trainers_bit_for_bit(lab, spe
         )
     )
     assert [step["logprob_diff"] for step in lab.events(run["id"], "metrics")] == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
+def test_a_family_that_transformers_computes_learns_from_given_responses(lab, rows, gradbus, tokenizer, tmp_path, kind):
+    size = {name: value for name, value in SIZE.items() if name != "head_dim"}  # which StableLM computes
+    config = AutoConfig.for_model("stablelm", vocab_size=len(tokenizer), **size)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    pairs = rows({"prompt": f"{word} and", "chosen": word, "rejected": "no"} for word in ("red", "green", "blue", "black"))
+    columns = {"completion": "chosen"} if kind == "sft" else {}
+    schedule = {"groups_per_step": 2, "steps": 2}
+    given = {"name": "given", "kind": kind, "model": {"path": str(tmp_path / "model")}, "data": {"train": pairs} | columns}
+    run = lab.train(given | {"schedule": schedule, "trainer": {"learning_rate": 1e-3}})
+    assert lab.learned(run)
+    assert exported(gradbus, run, tmp_path / "out").keys() == load_file(tmp_path / "model" / "model.safetensors").keys()

@@ -197,6 +197,7 @@ def test_sequences_are_packed_only_where_every_layer_is_attention(model_type, co
 def test_the_engine_in_the_workers_process_and_what_needs_the_own_decoder_are_faults():
     family = TRANSFORMERS_FAMILIES["gpt2"]
     assert list(family.faults(RolloutSpec(engine="sglang"), "fast", None)) == []
+    assert list(family.faults(None, "fast", None)) == []
     faults = list(family.faults(RolloutSpec(engine="torch"), "batch_invariant", LoraSpec()))
     assert [fault.path for fault in faults] == ["rollout.engine", "numerics", "trainer.lora"]
     assert "does not sample GPT2LMHeadModel" in faults[0].message

@@ -19,14 +19,21 @@ def bounded(log_ratio: Tensor) -> Tensor:
 
 
 def of_sequences(log_ratio: Tensor, tokens: PolicyTokens, ratio: Literal["sequence", "product"]) -> Tensor:
-    """For each token that of its sequence, over the sequence's trained tokens: their mean, or their bounded sum. `[N]`."""
+    """For each token that of its sequence, over the sequence's trained tokens: their mean, or their bounded sum. `[N]`.
+
+    A token's has the gradient of its own log-ratio alone, as large as that of all of its sequence's tokens together. So where these have
+    the same advantage the gradient is that of the sequence's ratio, and where they do not, each is moved by its own (GSPO-token,
+    arXiv:2507.18071, equation 14).
+    """
     if tokens.sequences is None or not len(log_ratio):
         return log_ratio
     trained = (tokens.weights != 0.0).to(log_ratio.dtype)
+    fixed = log_ratio.detach()
     sums = log_ratio.new_zeros(2, int(tokens.sequences.max()) + 1)
-    sums = sums.index_add(1, tokens.sequences, torch.stack((log_ratio * trained, trained)))
-    by_sequence = bounded(sums[0]) if ratio == "product" else sums[0] / sums[1].clamp(min=1.0)
-    return by_sequence[tokens.sequences]
+    total, count = sums.index_add(1, tokens.sequences, torch.stack((fixed * trained, trained)))
+    joined = bounded(total) if ratio == "product" else total / count.clamp(min=1.0)
+    slope = count * (joined == total) if ratio == "product" else torch.ones_like(count)
+    return joined[tokens.sequences] + slope[tokens.sequences] * (log_ratio - fixed)
 
 
 def kept(log_ratio: Tensor, tokens: PolicyTokens, settings: PolicySettings) -> Tensor | None:

@@ -79,7 +79,7 @@ def _size(options: PlanOptions, spec: RunSpec) -> ModelSize:
     if not (folder / CONFIG).is_file():
         raise SettingsError(f"{folder} has no {CONFIG}; download that file of the model, and name its folder by --model DIR")
     size = read_size(folder)
-    if faults := list(read_family(folder).faults(spec.rollout, spec.numerics, spec.trainer.lora)):
+    if faults := list(read_family(folder).faults(None if spec.trains_given else spec.rollout, spec.numerics, spec.trainer.lora)):
         raise SpecError(faults)
     return size
 

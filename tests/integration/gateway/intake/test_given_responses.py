@@ -105,6 +105,16 @@ def test_a_reward_model_of_a_family_without_one_is_refused(client, body, tmp_pat
     assert "use one of" in str(faults[0])
 
 
+@pytest.mark.parametrize("kind", ["sft", "dpo"])
+def test_a_family_that_transformers_computes_needs_no_engine_where_nothing_is_sampled(client, spec, body, tmp_path, model_folder, kind):
+    config = json.loads((model_folder / "config.json").read_text())
+    (model_folder / "config.json").write_text(json.dumps(config | {"model_type": "stablelm", "architectures": ["StableLmForCausalLM"]}))
+    sampled = [fault for fault in refused(client, spec, tmp_path) if fault.path == "rollout.engine"]
+    assert "does not sample StableLmForCausalLM" in str(sampled[0])
+    given = body(kind, PAIR, data={"completion": "chosen"} if kind == "sft" else {})
+    assert client.submit(given, tmp_path).state == "queued"
+
+
 def test_a_reward_model_by_its_folder_is_no_policy(client, spec, body, tmp_path, write_scorer):
     write_scorer(tmp_path / "scorer")
     [fault] = refused(client, spec | {"model": {"path": "scorer"}}, tmp_path)

@@ -155,9 +155,8 @@ def critic_faults(model: StoredModel, spec: RunSpec) -> Iterator[Fault]:
     """Faults of a critic whose adapters the model's family does not take, or that are larger than their matrices."""
     if (critic := spec.trainer.critic) is None or (adapters := critic.adapters) is None:
         return
-    for fault in model.info.family.faults(spec.rollout, "fast", adapters):
-        if fault.path.startswith("trainer.lora"):
-            yield Fault("trainer.critic.kind", fault.message, '"lora"', '"full" or "head"')
+    for fault in model.info.family.faults(None, "fast", adapters):
+        yield Fault("trainer.critic.kind", fault.message, '"lora"', '"full" or "head"')
     for fault in lora_faults(model, adapters):
         yield replace(fault, path="trainer.critic.rank")
 

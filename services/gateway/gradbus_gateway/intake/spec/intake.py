@@ -108,7 +108,7 @@ class SpecIntake:
             [*frozen.faults, *frozen.unfit(model, rollout, in_environment=environment is not None), *fit_faults(model, data, rollout)]
         )
         if model and spec:
-            faults.extend(model.info.family.faults(spec.rollout, spec.numerics, spec.trainer.lora))
+            faults.extend(model.info.family.faults(rollout, spec.numerics, spec.trainer.lora))
             faults.extend(backend_faults(model, spec.trainer))
             faults.extend([*server_faults(model, spec.rollout), *replay_faults(model, spec.rollout)])
             faults.extend(await self._run_models.adapter_faults(spec, model.spec) if model.spec.adapters else ())

@@ -103,27 +103,29 @@ class Loop:
     def add(self, i, members):
         logp, entropy, mu, a, weight, share, ref, _, imitated = self.rows[i]
         s = self.settings
-        gain, slopes, low, high = self.gained(i, members)
+        gain, slope, low, high = self.gained(i, members)
         mean = math.fsum(self.rows[j][0] - self.rows[j][2] for j in members) / len(members)
         if s.sequence_mask is not None and not s.sequence_mask[0] <= math.exp(mean) <= s.sequence_mask[1]:
-            gain, slopes = 0.0, {}
+            gain, slope = 0.0, 0.0
         if s.off_policy_mask is not None and a < 0 and -mean > s.off_policy_mask:
-            gain, slopes = 0.0, {}
+            gain, slope = 0.0, 0.0
         kl, kl_slope = divergence(logp, mu, ref, s.kl_estimator)
         self.total += weight * (s.kl * kl + s.drift * (logp - mu) ** 2 - gain) - share * s.entropy * entropy
         self.total -= s.nll * imitated * logp
         self.gradient[i] -= s.nll * imitated
         self.gradient[i] += weight * (s.kl * kl_slope + 2 * s.drift * (logp - mu))
-        for j, slope in slopes.items():
-            self.gradient[j] -= weight * slope
+        self.gradient[i] -= weight * slope
         self.low, self.high = self.low + share * low, self.high + share * high
 
     def gained(self, i, members):
-        """Gain of token i, and its slopes by the log-probabilities of its sequence's tokens."""
+        """Gain of token i, and its slope by its own log-probability: GSPO-token (arXiv:2507.18071, equation 14) of sequences.
+
+        Its own stands for all tokens of the sequence, which would have the same advantage and weight.
+        """
         logp, _, mu, a, *_ = self.rows[i]
         s, outer = self.settings, 1.0
         if s.importance == "none":
-            return a * logp, {i: a}, False, False
+            return a * logp, a, False, False
         ratios = {j: self.rows[j][0] - self.rows[j][2] for j in members}
         if s.importance == "decoupled":
             outer, mu = min(math.exp(self.proximal[i] - mu), 2.0), self.proximal[i]
@@ -133,13 +135,10 @@ class Loop:
             ratios, kept = gmpo({j: (ratio, self.rows[j][3]) for j, ratio in ratios.items()}, s)
             moved = logp - mu
             rho = math.exp(math.fsum(share * ratios[j] for j, share in shares.items()))
-            slopes = {j: outer * rho * a * share * kept[j] for j, share in shares.items()}
-            return outer * rho * a, slopes, a <= 0 and moved < -s.low, a > 0 and moved > s.high
+            return outer * rho * a, outer * rho * a * len(shares) * shares[i] * kept[i], a <= 0 and moved < -s.low, a > 0 and moved > s.high
         rho = math.exp(math.fsum(share * ratios[j] for j, share in shares.items()))
         gain, by_ratio, by_logp, low, high = PAPERS[s.trust_region](rho, a, logp, mu, s)
-        slopes = {j: outer * by_ratio * share for j, share in shares.items()}
-        slopes[i] += outer * by_logp
-        return outer * gain, slopes, low, high
+        return outer * gain, outer * (by_ratio * len(shares) * shares[i] + by_logp), low, high
 
 
 def batch(count, seed, anchored=False):

@@ -68,6 +68,20 @@ def test_a_sequences_ratio_is_the_geometric_mean_and_its_product_the_exponential
     assert product.policy.item() / -3.0 == pytest.approx(math.exp(0.3), rel=1e-15)
 
 
+@pytest.mark.parametrize("region", ["clip", "log_clip", "none"])
+@pytest.mark.parametrize("ratio", ["sequence", "product"])
+def test_tokens_of_a_sequence_with_advantages_of_their_own_are_moved_by_these(region, ratio):
+    """GSPO-token (arXiv:2507.18071, equation 14): the sequence's ratio, and the gradient of the token's own log-probability."""
+    log_ratios, advantages = doubles(0.1, -0.2, 0.31, 0.05), doubles(1.0, -1.0, 0.25, 2.0)
+    numbers, weights = torch.tensor([0, 0, 0, 1]), doubles(1.0, 1.0, 1.0, 0.5)
+    settings = PolicySettings(trust_region=region, ratio=ratio, low=0.9, high=0.9)
+    found, loss = slopes(log_ratios, advantages, settings, weights, numbers)
+    joined, factor = (0.07, 1.0) if ratio == "sequence" else (0.21, 3.0)
+    first, second = math.exp(joined), math.exp(0.05)
+    assert found.tolist() == pytest.approx([first * factor, -first * factor, first * factor * 0.25, second], rel=1e-14)
+    assert loss.policy.item() == pytest.approx(-(0.25 * first + second), rel=1e-14)
+
+
 def test_a_ratio_of_sequences_is_what_the_shares_count():
     """Each token is far outside of GSPO's bounds, and their sequence is inside."""
     bounds = {"low": 3e-4, "high": 4e-4}
