@@ -103,11 +103,20 @@ def fault_of(episode: str, share: float) -> tuple[str, str] | None:
 def stepped(world: Any, asked: Json) -> Json:
     """The world's answer to a turn: results of its calls, and the reward of the last turn."""
     calls = [call for call in asked["assistant"]["calls"] if call["status"] == "ok"]
-    messages = [{"role": "tool", "call_id": call["call_id"], "content": world.p(**json.loads(call["arguments"]))} for call in calls]
+    messages = [{"role": "tool", "call_id": call["call_id"], "content": opened(world, call["arguments"])} for call in calls]
     if calls and not asked["is_last"]:
         return {"messages": messages}
     components = world.reward(asked["assistant"]["text"])
     return {"messages": messages, "reward": components.pop("reward"), "components": components}
+
+
+def opened(world: Any, arguments: str) -> str:
+    """What the page says, or what is wrong with the arguments: the policy drew them."""
+    try:
+        page = json.loads(arguments)["page"]
+        return str(world.p(page)) if page in range(10) else "?."
+    except (ValueError, TypeError, LookupError):
+        return "?."
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
 from gradbus.environment_check.play import Played, Said
-from gradbus.v1.environment_service_pb2 import StepResponse
+from gradbus.v1.environment_service_pb2 import ENVIRONMENT_STATUS_ERROR, StepResponse
 
 MAX_SHOWN: Final = 500
 """Characters of a value in a report."""
@@ -91,8 +91,10 @@ def count(report: Report, played: Sequence[Played]) -> None:
 
 
 def first_difference(one: Played, other: Played) -> Difference | None:
-    """The first answer that differs between two processes."""
+    """The first answer that differs between two processes. An error is no answer: it is a problem of its own."""
     for first, second in zip(one.said, other.said, strict=False):
+        if ENVIRONMENT_STATUS_ERROR in (first.answer.status, second.answer.status):
+            return None
         before, after = first.fields, second.fields
         # The digest differs because something else does, unless the environment made it.
         for name in sorted(before.keys() | after.keys(), key=lambda name: (name == "state_digest", name)):

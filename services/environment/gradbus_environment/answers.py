@@ -85,7 +85,7 @@ def checked_reward(reward: object, components: object) -> tuple[float | None, di
 
 def _number(what: str, value: object, most: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= most:  # NaN compares to nothing
-        shown = repr(value)[:80] if isinstance(value, float | str | bool | None) else type(value).__name__
+        shown = repr(value)[:80] if isinstance(value, int | float | str | None) else type(value).__name__
         raise RewardError(f"{what} is {shown}; give a number within ±{most:g}")
     return float(value)
 

@@ -57,8 +57,9 @@ def rollout(**fields):
     return WorkerPresence(worker="r", role="rollout", incarnation="1", **fields)
 
 
-def entry(verdict, *rewards):
-    return LogEntry(verdict=verdict, rewards=[SampleReward(status=RewardStatus.REWARD_STATUS_OK, reward=reward) for reward in rewards])
+def entry(verdict, *rewards, index=0):
+    ok = RewardStatus.REWARD_STATUS_OK
+    return LogEntry(index=index, verdict=verdict, rewards=[SampleReward(status=ok, reward=reward) for reward in rewards])
 
 
 async def test_a_new_state_is_written_at_once_and_becomes_one_event(runs, writer, history, run_id):
@@ -152,11 +153,18 @@ async def test_a_state_that_is_over_is_exported_as_0(writer):
 
 async def test_progress_counts_what_entered_the_log(runs, writer, run_id):
     train, filtered, dropped = Verdict.VERDICT_TRAIN, Verdict.VERDICT_FILTERED, Verdict.VERDICT_DROPPED
-    writer.count([entry(train, 0.0, 0.0), entry(train, 1.0, 0.0), entry(filtered, 1.0, 1.0), entry(dropped)], GRPO, 2)
+    writer.count([entry(train, 0.0, 0.0), entry(train, 1.0, 0.0, index=1), entry(filtered, 1.0, 1.0, index=2), entry(dropped)], GRPO, 2)
     await writer.write("running", RunSnapshot(version=3, checkpoint=2))
     progress = (await stored(runs, run_id)).progress
     assert (progress.filtered, progress.dropped, progress.version, progress.checkpoint_step) == (1, 1, 3, 2)
     assert progress.reward == 0.75  # the newest two groups
+
+
+async def test_the_reward_is_of_the_last_groups_by_index_whatever_the_order_in_which_they_came(runs, writer, run_id):
+    for index, reward in ((3, 0.5), (2, 1.0), (0, 0.0), (1, 0.25)):
+        writer.count([entry(Verdict.VERDICT_TRAIN, reward, index=index)], GRPO, 1)
+    await writer.write("running", START)
+    assert (await stored(runs, run_id)).progress.reward == 0.75
 
 
 async def test_the_mean_reward_is_that_of_the_samples_that_are_no_baseline(runs, writer, run_id):

@@ -1,6 +1,7 @@
 """What `gradbus env check` finds in environments by the environment service itself."""
 
 import asyncio
+import itertools
 import json
 import random
 import subprocess
@@ -148,6 +149,18 @@ def test_a_server_that_could_call_itself_seeded_is_told_so(check, serve_json):
     report = check({"service": serve_json(OverHttp(lambda: "on"))})
     assert (report.difference, report.problems) == (None, [])
     assert '"determinism": "seeded"' in report.notes[0]
+
+
+def test_a_server_that_fails_now_and_then_has_a_problem_and_no_difference(check, serve_json):
+    asked = itertools.count()
+
+    class Failing(OverHttp):
+        def step(self, body):
+            return {"status": "error", "reason": "no disk"} if next(asked) > 20 else super().step(body)
+
+    report = check({"service": serve_json(Failing(lambda: "on", determinism="seeded"))})
+    assert (report.difference, "no disk" in report.problems[0]) == (None, True)
+    assert not any("another answer" in problem for problem in report.problems)
 
 
 @pytest.mark.slow  # it waits twice for a server that may be starting

@@ -1,5 +1,6 @@
 """A server of the user's own that lies, fails or leads elsewhere: every bad answer is an error that says what to correct."""
 
+import gzip
 import json
 import time
 
@@ -35,6 +36,8 @@ STEPS = {
     "NaN": ((200, b'{"reward": NaN}'), "not a number of JSON"),
     "infinite": ((200, b'{"reward": 1e999}'), "64-bit"),
     "huge reward": ({"reward": 1e7}, "within"),
+    "huge whole reward": ({"reward": 10_000_000}, "is 10000000; give a number within"),
+    "compressed": ((200, gzip.compress(b"{}")), "send it as it is"),
     "reward of another type": ({"reward": "1"}, "within"),
     "reward as a bool": ({"reward": True}, "within"),
     "component of another type": ({"reward": 1, "components": {"x": "y"}}, "component"),
@@ -98,6 +101,16 @@ OPENINGS = {
 async def test_a_bad_answer_to_an_open_is_an_error(lying, kind):
     opened = await lying("/open", lambda _: OPENINGS[kind]).open()
     assert (opened.status, opened.session, "answered /open wrongly" in opened.reason) == (ERROR, "", True)
+
+
+async def test_two_live_sessions_of_one_name_are_an_error_and_a_closed_one_may_lend_its_name(lying):
+    world = lying("/open", lambda _: {"session": "s"})
+    assert (await world.open()).status == OK
+    first = world.session
+    again = await world.open("train.0.0.1")
+    assert (again.status, "'s' is that of an episode that is not closed" in again.reason) == (ERROR, True)
+    await world.stub.Close(pb.CloseRequest(run_id=world.run_id, session=first))
+    assert (await world.open("train.0.0.2")).status == OK
 
 
 DESCRIPTIONS = {

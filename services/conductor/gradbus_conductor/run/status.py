@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
+from statistics import fmean
 from typing import Final
 
 from gradbus.algorithms import Algorithm
@@ -58,7 +59,9 @@ class RunStatusWriter:
 
     def __init__(self, runs_bucket: Bucket, events: EventLog, run_id: str, groups_per_step: int) -> None:
         self._stored = OwnedKey(runs_bucket, f"{run_id}.status")
-        self._rewards: deque[float] = deque(maxlen=groups_per_step)
+        self._groups_per_step = groups_per_step
+        self._rewards: list[tuple[int, float]] = []
+        """A heap of index and mean reward, of the last groups by index: those of a step may arrive among those of the next one."""
         self._rates_due = 0.0
         self._news: tuple[object, ...] = ()
         """As last written by `write`; empty after any other change."""
@@ -100,7 +103,9 @@ class RunStatusWriter:
             progress.dropped += entry.verdict == VERDICT_DROPPED
             values = [reward.reward for reward in algorithm.rewards_of(entry, group_size) if reward.status == REWARD_STATUS_OK]
             if values:
-                self._rewards.append(sum(values) / len(values))
+                heappush(self._rewards, (entry.index, fmean(values)))
+                if len(self._rewards) > self._groups_per_step:
+                    heappop(self._rewards)
 
     async def write(self, state: RunState, snapshot: RunSnapshot, waiting_for: str = "") -> None:
         """Takes the snapshot into the progress, and writes the status if it says something new."""
@@ -184,7 +189,7 @@ class RunStatusWriter:
             progress.loss = trainer.loss
             progress.pair_accuracy = trainer.pair_accuracy
         if self._rewards:
-            progress.reward = sum(self._rewards) / len(self._rewards)
+            progress.reward = fmean(reward for _, reward in self._rewards)
 
     def _update_rates(self, now: float, progress: RunProgress, snapshot: RunSnapshot) -> None:
         if self._last_rates and now > self._last_rates[0]:

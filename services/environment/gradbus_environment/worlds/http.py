@@ -63,7 +63,7 @@ class HttpWorld:
             said = await self._post("/open", {**asked, "item": json.loads(opening.item_json)}, seconds)
             if (failed := _failed(said)) is not None:
                 return failed
-            self._sessions[session.id] = _text(said, "session", required=True)
+            self._sessions[session.id] = self._new_name(said)
             return _with_digest(Answer(messages=opening_messages(said.get("messages"))), said)
         except AnswerError as error:
             return Answer.error(f"{self._name} answered /open wrongly: {error}")
@@ -111,6 +111,12 @@ class HttpWorld:
     async def end(self) -> None:
         """Closes the connections."""
         await self._client.close()
+
+    def _new_name(self, said: Document) -> str:
+        name = _text(said, "session", required=True)
+        if name in self._sessions.values():
+            raise AnswerError(f"the session {name[:80]!r} is that of an episode that is not closed; give each /open a name of its own")
+        return name
 
     async def _post(self, path: str, asked: Document, seconds: float) -> Document:
         return await self._client.call(JsonRequest("POST", path, asked), json_object, seconds)

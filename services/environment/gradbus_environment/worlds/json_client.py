@@ -20,6 +20,7 @@ from gradbus_environment.contract import Answer, Document
 
 _BOUNDS: Final = BodyBounds(8 << 20, 4096, "shorten its messages")
 MAX_VALUES: Final = 65_536
+_GZIP: Final = b"\x1f\x8b"
 _REFUSED: Final = frozenset({429, 503})
 
 _Read = TypeVar("_Read")
@@ -73,6 +74,8 @@ class JsonClient:
 
 def json_object(response: HttpResponse) -> Document:
     """The object that a body is. Raises AnswerError."""
+    if response.body.startswith(_GZIP):
+        raise AnswerError("its body is compressed, which was not asked for; send it as it is")
     try:
         said = parse_json(response.body, MAX_VALUES)
     except ValueError as error:
