@@ -14,7 +14,7 @@ import httpx2
 
 from gradbus.client import calls, steps
 from gradbus.client.answers import checked, reached, trusting
-from gradbus.client.calls import Action, AnnotationChanges, Call, SampleSelection
+from gradbus.client.calls import Action, AnnotationChanges, Call, HistoryPart, SampleSelection
 from gradbus.client.client import Client
 from gradbus.client.discovery import find_authority, find_gateway
 from gradbus.client.retries import RetryPolicy
@@ -23,6 +23,7 @@ from gradbus.client.stream import STREAM_TIMEOUT, Following, StreamError
 from gradbus.client.submission import SpecSource, change_scorer, prepare
 from gradbus.control.runs import FINAL_STATES
 from gradbus.errors import GradbusError
+from gradbus.resources.history import HistoryResource
 from gradbus.resources.lineage import LineageResource
 from gradbus.resources.page import Page
 from gradbus.resources.reward import RewardResource
@@ -142,6 +143,13 @@ class AsyncClient:
     async def events_page(self, run: str, after: int = 0, limit: int = 100) -> Page[EventResource]:
         """A page of events, oldest first."""
         return await self._of(run, lambda run_id: calls.list_events(run_id, after, limit))
+
+    async def history(self, run: str, **part: Unpack[HistoryPart]) -> HistoryResource:
+        """Metrics and evaluations as columns of at most `points` buckets of steps. Waits until the gateway has read all of a long run."""
+        run_id = await self._run(steps.find_id(run))
+        while not (found := await self._send(calls.get_history(run_id, part))).is_whole:
+            pass  # the gateway answers after two seconds
+        return found
 
     async def stream(self, run: str, after: int = 0) -> AsyncIterator[EventResource]:
         """The events after the id `after`, those that come included, until the run ends. Reconnects, and goes on after its newest event."""

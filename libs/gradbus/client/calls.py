@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from gradbus.client.answers import checked
 from gradbus.errors import AnswerError
+from gradbus.resources.history import HistoryResource
 from gradbus.resources.lineage import LineageResource
 from gradbus.resources.page import Page
 from gradbus.resources.reward import RewardResource
@@ -49,6 +50,21 @@ class SampleSelection(TypedDict, total=False):
     max_reward: float
     include: str | list[str]
     """`tokens`, `item` (the row of the dataset), or both."""
+
+
+class HistoryPart(TypedDict, total=False):
+    """Which part of a run's history; what is left out selects all."""
+
+    points: int
+    """Most buckets of steps; by default 500."""
+    start: int
+    """The first step, or version of an evaluation."""
+    end: int
+    """The last one."""
+    column: str | Sequence[str]
+    """Names of metrics."""
+    events: int
+    """How many of the newest events that are no metrics; by default none."""
 
 
 class AnnotationChanges(TypedDict, total=False):
@@ -136,6 +152,13 @@ def list_runs(after: str = "", limit: int = LARGEST_PAGE, tags: Sequence[str] = 
 def list_events(run_id: str, after: int = 0, limit: int = LARGEST_PAGE) -> Call[Page[EventResource]]:
     """Events, oldest first."""
     return Call("GET", events_path(run_id), Page[EventResource], {"after": after, "limit": limit})
+
+
+def get_history(run_id: str, part: HistoryPart) -> Call[HistoryResource]:
+    """Metrics as columns."""
+    names = {"start": "from", "end": "to"}
+    asked = {names.get(name, name): value for name, value in part.items()}
+    return Call("GET", f"{_path(run_id)}/history", HistoryResource, asked)
 
 
 def list_samples(run_id: str, selection: SampleSelection, after: str = "", limit: int = LARGEST_PAGE) -> Call[Page[SampleResource]]:

@@ -13,7 +13,7 @@ import httpx2
 
 from gradbus.client import calls, steps
 from gradbus.client.answers import checked, reached, trusting
-from gradbus.client.calls import Action, AnnotationChanges, Call, SampleSelection
+from gradbus.client.calls import Action, AnnotationChanges, Call, HistoryPart, SampleSelection
 from gradbus.client.discovery import find_authority, find_gateway
 from gradbus.client.export import check_empty, write_export
 from gradbus.client.retries import RetryPolicy
@@ -22,6 +22,7 @@ from gradbus.client.stream import STREAM_TIMEOUT, Following, StreamError
 from gradbus.client.submission import SpecSource, change_scorer, prepare
 from gradbus.control.runs import FINAL_STATES
 from gradbus.errors import GradbusError, NotFoundError
+from gradbus.resources.history import HistoryResource
 from gradbus.resources.lineage import LineageResource
 from gradbus.resources.page import Page
 from gradbus.resources.reward import RewardResource
@@ -146,6 +147,13 @@ class Client:
     def events_page(self, run: str, after: int = 0, limit: int = 100) -> Page[EventResource]:
         """A page of events, oldest first."""
         return self._of(run, lambda run_id: calls.list_events(run_id, after, limit))
+
+    def history(self, run: str, **part: Unpack[HistoryPart]) -> HistoryResource:
+        """Metrics and evaluations as columns of at most `points` buckets of steps. Waits until the gateway has read all of a long run."""
+        run_id = self._run(steps.find_id(run))
+        while not (found := self._send(calls.get_history(run_id, part))).is_whole:
+            pass  # the gateway answers after two seconds
+        return found
 
     def stream(self, run: str, after: int = 0) -> Iterator[EventResource]:
         """The events after the id `after`, those that come included, until the run ends. Reconnects, and goes on after its newest event."""

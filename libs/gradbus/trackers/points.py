@@ -40,7 +40,7 @@ class PointReader:
         if event.type not in _STEPS:
             return None
         group, field = _STEPS[event.type]
-        step, values = event.data.get(field), dict(_numbers(group, event.data))
+        step, values = event.data.get(field), dict(finite_numbers(event.data, group))
         if type(step) is not int or step <= self._last.get(group, -1) or len(values) < 2:
             return None
         self._last[group] = step
@@ -48,10 +48,10 @@ class PointReader:
         return Point(event.id, group, step, moment, values | {EVENT: float(event.id)})
 
 
-def _numbers(name: str, value: object) -> Iterator[tuple[str, float]]:
-    """The finite numbers in an object, by their path."""
+def finite_numbers(value: object, path: str) -> Iterator[tuple[str, float]]:
+    """The finite numbers in an object, by their path below `path`: `seconds/wait`. Truth values are none."""
     if isinstance(value, Mapping):
         for key, part in value.items():
-            yield from _numbers(f"{name}/{key}", part)
+            yield from finite_numbers(part, f"{path}/{key}" if path else str(key))
     elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        yield name, float(value)
+        yield path, float(value)

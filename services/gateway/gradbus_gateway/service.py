@@ -27,6 +27,7 @@ from gradbus.v1.weight_store_service_pb2_grpc import WeightStoreServiceStub
 from gradbus_gateway.app import create_app
 from gradbus_gateway.auth.sessions import Sessions
 from gradbus_gateway.events.feeds import EventFeeds
+from gradbus_gateway.history.histories import Histories
 from gradbus_gateway.http.connection_table import ConnectionTable, within_open_files
 from gradbus_gateway.http.connections import bounded_protocol, close_slow_connections
 from gradbus_gateway.intake.check_turns import CheckTurns
@@ -97,6 +98,7 @@ async def open_gateway(settings: GatewaySettings, stopping: asyncio.Event) -> As
     buffer = open_buffer(settings.buffer)
     channel = open_channel(settings.weight_store, settings.rpc_token.get_secret_value(), settings.identity)
     tokenizers = ForkServer()
+    histories = Histories(bus, settings.cache_dir)
     try:
         bucket, objects = await bus.bucket(Buckets.RUNS), settings.open_objects()
         runs = RunStore(bucket)
@@ -113,6 +115,7 @@ async def open_gateway(settings: GatewaySettings, stopping: asyncio.Event) -> As
                 run_list=run_list,
                 relations=relations,
                 feeds=EventFeeds(bus, runs, run_list, stopping),
+                histories=histories,
                 uploads=UploadQuota(bucket, uploads, objects, quotas),
                 intake=RunIntake(runs, IdempotencyKeys(bucket), RunQuota(view, quotas), specs, condemned),
                 planner=Planner(objects, CheckTurns(PLANS_AT_A_TIME)),
@@ -126,6 +129,7 @@ async def open_gateway(settings: GatewaySettings, stopping: asyncio.Event) -> As
                 stopping=stopping,
             )
     finally:
+        await histories.close()
         await tokenizers.close()
         await channel.close()
         await buffer.aclose()

@@ -15,6 +15,7 @@ from gradbus.control.condemned import CondemnedBlobs
 from gradbus.objects import ObjectStore
 from gradbus_gateway.auth.sessions import Sessions
 from gradbus_gateway.events.feeds import EventFeeds
+from gradbus_gateway.history.histories import Histories
 from gradbus_gateway.intake.plan import Planner
 from gradbus_gateway.intake.submission import RunIntake
 from gradbus_gateway.quotas.uploads import UploadQuota
@@ -38,6 +39,7 @@ class Gateway:
     run_list: RunList
     relations: RunRelations
     feeds: EventFeeds
+    histories: Histories
     uploads: UploadQuota
     intake: RunIntake
     planner: Planner

@@ -1,30 +1,41 @@
-"""The events of a run, as a list or as server-sent events."""
+"""The events of a run, as a list or as server-sent events, and its metrics as columns."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated
 
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
 from gradbus.bus import EventLog
+from gradbus.resources.history import HistoryResource
 from gradbus.resources.page import Page
 from gradbus.resources.runs import EventResource
 from gradbus_gateway.events.revocation import while_allowed
+from gradbus_gateway.history.table import Selection, Table
 from gradbus_gateway.http.description import problems
 from gradbus_gateway.http.request_limits import admission_of
 from gradbus_gateway.http.strict_query import StrictQueryRoute
+from gradbus_gateway.resources.history import history_event, history_table
 from gradbus_gateway.resources.page import INT64_END, Limit
 from gradbus_gateway.resources.runs import event_resource
 from gradbus_gateway.routes.authentication import LIST, READ, may_still_read
 from gradbus_gateway.routes.dependencies import GatewayDep
 
-router = APIRouter(prefix="/v1/runs/{run_id}/events", tags=["runs"], dependencies=[READ, LIST], route_class=StrictQueryRoute)
+router = APIRouter(prefix="/v1/runs/{run_id}", tags=["runs"], dependencies=[READ, LIST], route_class=StrictQueryRoute)
+_Points = Annotated[int, Query(ge=2, le=2000, description="Most buckets of steps, beside the first step and the newest 50.")]
+_From = Annotated[int | None, Query(alias="from", ge=0, lt=1 << 53, description="The first step; by default that of the run.")]
+_To = Annotated[int | None, Query(ge=0, lt=1 << 53, description="The last step; by default the newest.")]
+_Columns = Annotated[Sequence[str], Query(max_length=200, description="Only metrics of this name; repeated: all of these.")]
+_Events = Annotated[int, Query(ge=0, le=400, description="How many of the newest events that are no metrics are added.")]
 
 
 @router.get(
-    "",
+    "/events",
     response_model=Page[EventResource],
     summary="List events of a run",
     responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}, **problems(404, 500)},
@@ -50,3 +61,46 @@ async def list_events(
         return StreamingResponse(stream, media_type="text/event-stream", headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
     found = await EventLog(gateway.bus, run_id).read(after, limit + 1)
     return Page[EventResource].of([(str(event.sequence), event_resource(event)) for event in found], limit)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The part of a history that is asked for."""
+
+    start: int | None
+    end: int | None
+    points: int
+    names: frozenset[str] | None
+
+    def of(self, table: Table) -> Selection:
+        """That part of a table."""
+        return table.select(self.start, self.end, self.points, self.names)
+
+
+async def _asked(points: _Points = 500, from_: _From = None, to: _To = None, column: _Columns = ()) -> _Asked:
+    return _Asked(from_, to, points, frozenset(column) or None)
+
+
+@router.get("/history", response_model=HistoryResource, summary="Show the metrics of a run as columns", responses=problems(404, 500))
+async def get_history(run_id: str, gateway: GatewayDep, asked: Annotated[_Asked, Depends(_asked)], events: _Events = 0) -> Response:
+    """For charts: as many points as a chart has room for, however many steps the run has.
+
+    Steps are merged into buckets with their smallest, largest, mean and last value. Fewer steps than `points`, from `from` to `to`, come
+    exactly as they were reported. The events have every step.
+    """
+    await gateway.runs.get(run_id)
+    history, is_whole = await gateway.histories.of(run_id)
+    metrics, evaluations, happenings = asked.of(history.steps), asked.of(history.evaluations), history.happenings(events)
+    newest = history.newest
+
+    def document() -> str:
+        return HistoryResource(
+            run_id=run_id,
+            newest=newest,
+            is_whole=is_whole,
+            metrics=history_table(metrics),
+            evaluations=history_table(evaluations),
+            events=[history_event(happening) for happening in happenings],
+        ).model_dump_json()
+
+    return Response(await asyncio.to_thread(document), media_type="application/json")

@@ -1,6 +1,7 @@
 """Runs beside each other: their curves in the same charts, and what differs in their specs."""
 
 import pytest
+from page_histories import history_of
 
 SPEC = {
     "name": "first",
@@ -42,7 +43,7 @@ OVERLAY = """
   const histories = given[1].map((metrics) => {
     const history = new page.RunHistory();
     metrics.forEach((data, at) => history.add({ id: at + 1, type: "metrics", created_at: "2026-01-02T23:04:05Z", data }));
-    return history;
+    return { shown: history, whole: history };
   });
   const runs = given[0].map((spec) => ({ label: spec.name, spec }));
   return Object.fromEntries(page.overlaysOf(runs).map(({ options, data }) => [options.title, [options.series, data(histories)]]));
@@ -95,8 +96,7 @@ VIEW = """
     if (address === "/v1/runs") return { ok: true, json: async () => ({ data: given[0] }) };
     const run = given[0].find((one) => one.id === id);
     if (!run) return { ok: false, status: 404, headers: new Headers(), json: async () => ({ detail: `there is no run ${id}` }) };
-    const data = [{ id: 7, type: "metrics", created_at: "2026-01-02T23:04:05Z", data: { step: 0, reward: 0.5 } }];
-    return { ok: true, json: async () => (events ? { data, has_more: false } : run) };
+    return { ok: true, json: async () => (events ? given[2] : run) };
   };
   const root = document.createElement("div"), controller = new AbortController();
   await page.showRunComparison({ root, signal: controller.signal, query: new URLSearchParams(given[1]), showError: () => {} });
@@ -112,17 +112,17 @@ def run_of(number, **spec):
 
 def test_a_comparison_shows_figures_differences_and_what_could_not_be_read(script):
     runs = [run_of(1), run_of(2, seed=7), run_of(3)]
-    text, asked, _ = script("compare/compare_view.js", VIEW, runs, "runs=run-1,run-2,run-9")
+    text, asked, _ = script("compare/compare_view.js", VIEW, runs, "runs=run-1,run-2,run-9", history_of([0], reward=[0.5]))
     assert "there is no run run-9" in text
     assert "1 name-1 run-1 Take out Succeeded 4 of 9 0.125 \u2013" in text
     assert "Differences of the specs Field name-1 name-2 seed \u2013 7" in text
     assert "name-3 (run-3) Add to the comparison" in text
     assert "Reward 0.500 / 0.500" in text
-    assert {"/v1/runs/run-1/events", "/v1/runs/run-2/events"} < set(asked)
+    assert {"/v1/runs/run-1/history", "/v1/runs/run-2/history"} < set(asked)
 
 
 def test_a_comparison_of_one_run_asks_for_another(script):
-    text, _, _ = script("compare/compare_view.js", VIEW, [run_of(1), run_of(2)], "runs=run-1")
+    text, _, _ = script("compare/compare_view.js", VIEW, [run_of(1), run_of(2)], "runs=run-1", history_of([]))
     assert text.startswith("Comparison of runs All runs Choose two runs or more.")
     text, asked, _ = script("compare/compare_view.js", VIEW, [run_of(1)], "")
     assert "name-1 (run-1) Add to the comparison" in text
@@ -138,9 +138,9 @@ FOLLOW = """
   globalThis.fetch = async (path) => {
     const [address, query] = path.split("?");
     if (address === "/v1/runs") return { ok: true, json: async () => ({ data: [] }) };
-    const isEvents = address.endsWith("/events");
-    if (isEvents) asked.push(new URLSearchParams(query).get("after"));
-    const [status, body] = isEvents ? answers.events.shift() : [200, answers.runs.length > 1 ? answers.runs.shift() : answers.runs[0]];
+    const what = address.split("/")[4];
+    if (what) asked.push(`${what} ${new URLSearchParams(query).get("after") ?? ""}`.trim());
+    const [status, body] = what ? answers.read.shift() : [200, answers.runs.length > 1 ? answers.runs.shift() : answers.runs[0]];
     seen.push(root.textContent);
     return { ok: status === 200, status, headers: new Headers(), json: async () => body };
   };
@@ -148,38 +148,44 @@ FOLLOW = """
   await page.showRunComparison({ root, signal, query, showError: () => {} });
   return [asked, given[0].map((text) => [seen.some((shown) => shown.includes(text)), root.textContent.includes(text)]), root.textContent];
 """
+REFUSED = [429, {"detail": "too many requests"}]
 
 
-def page_of(first, *, more=False, count=1):
-    events = [
-        {"id": n, "type": "metrics", "created_at": "2026-01-02T23:04:05Z", "data": {"step": n, "reward": n / 8}}
-        for n in range(first, first + count)
-    ]
-    return [200, {"data": events, "has_more": more}]
+def page_of(step, *, more=False):
+    event = {"id": step, "type": "metrics", "created_at": "2026-01-02T23:04:05Z", "data": {"step": step, "reward": step / 8}}
+    return [200, {"data": [event], "has_more": more}]
 
 
 def test_what_was_refused_is_read_again_and_the_problem_goes(script):
-    refused = [429, {"detail": "too many requests"}]
-    answers = {"runs": [run_of(1)], "events": [refused, page_of(1)]}
+    answers = {"runs": [run_of(1)], "read": [REFUSED, [200, history_of([1], reward=[0.125])]]}
     asked, [problem], text = script("compare/compare_view.js", FOLLOW, ["too many requests"], answers)
-    assert asked == ["0", "0"]
+    assert asked == ["history", "history"]
     assert problem == [True, False]
     assert "Reward 0.125" in text
 
 
-def test_the_events_of_a_run_are_read_once_more_when_it_is_over(script):
+def test_of_a_run_that_still_trains_only_later_events_are_read_and_once_more_when_it_is_over(script):
     running = run_of(1) | {"state": "running"}
-    answers = {"runs": [running, running, run_of(1)], "events": [page_of(1), page_of(2)]}
+    answers = {"runs": [running, running, run_of(1)], "read": [[200, history_of([1], reward=[0.125])], page_of(2)]}
     asked, _, text = script("compare/compare_view.js", FOLLOW, [], answers)
-    assert asked == ["0", "1"]
+    assert asked == ["history", "events 1"]
     assert "Reward 0.250" in text
 
 
-def test_a_run_of_many_events_is_read_to_its_end_and_the_page_says_so_meanwhile(script):
-    answers = {"runs": [run_of(1)], "events": [*(page_of(n, more=True) for n in range(1, 22)), page_of(22)]}
+def test_a_run_of_which_many_events_came_since_is_read_anew(script):
+    running = run_of(1) | {"state": "running"}
+    whole = [[200, history_of([newest], reward=[newest / 8])] for newest in (1, 9)]
+    answers = {"runs": [running, running, run_of(1)], "read": [whole[0], page_of(2, more=True), whole[1]]}
+    asked, _, text = script("compare/compare_view.js", FOLLOW, [], answers)
+    assert asked == ["history", "events 1", "history"]
+    assert "Reward 1.125" in text
+
+
+def test_while_the_gateway_still_reads_a_long_run_the_page_says_up_to_which_step(script):
+    answers = {"runs": [run_of(1)], "read": [[200, history_of([20], reward=[2.5], is_whole=False)], [200, history_of([22], reward=[2.75])]]}
     cut = "The curves of name-1 end at step 20, because it has many events: the rest is being read."
     asked, [said], text = script("compare/compare_view.js", FOLLOW, [cut], answers)
-    assert asked == [str(n) for n in range(22)]
+    assert asked == ["history", "history"]
     assert said == [True, False]
     assert "Reward 2.750" in text
 

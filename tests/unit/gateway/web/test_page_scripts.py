@@ -63,7 +63,7 @@ def test_held_out_rows_of_given_responses_have_charts_by_version(script, kind, a
     body = """
       const history = new page.RunHistory();
       given[1].forEach((data, at) => history.add({ id: at + 1, type: "evaluation", created_at: "2026-01-02T23:04:05Z", data }));
-      return Object.fromEntries(page.chartsOf(given[0]).map(({ options, data }) => [options.title, data(history)]));
+      return Object.fromEntries(page.chartsOf(given[0]).map(({ options, data }) => [options.title, data(history.drawn)]));
     """
     results = [{"version": 0, "loss": 0.75, "accuracy": 0.5}, {"version": 5, "loss": None}, {"version": 9, "loss": 0.25, "accuracy": 1.0}]
     spec = run_of(kind)["spec"] | {"data": {"eval": "sha256:e"}}
@@ -86,7 +86,7 @@ def test_axes_that_few_runs_use_have_charts_of_their_columns_where_they_are_used
     body = """
       const history = new page.RunHistory();
       history.add({ id: 1, type: "metrics", created_at: "2026-01-02T23:04:05Z", data: given[1] });
-      return page.chartsOf(given[0]).map(({ options, data }) => [options.title, ...data(history).slice(1)]);
+      return page.chartsOf(given[0]).map(({ options, data }) => [options.title, ...data(history.drawn).slice(1)]);
     """
     spec, axes = run_of("rl")["spec"], {"second_moment": 0.04, "covariance_clip": {}, "centering": 8, "drift": 1e-3, "nll": 0.1}
     columns = {
@@ -125,7 +125,7 @@ def test_each_chart_of_pairs_shows_its_columns_of_the_history(script, kind, chos
     body = """
       const history = new page.RunHistory();
       history.add({ id: 1, type: "metrics", created_at: "2026-01-02T23:04:05Z", data: given[1] });
-      return Object.fromEntries(page.chartsOf(given[0]).map(({ options, data }) => [options.title, data(history)]));
+      return Object.fromEntries(page.chartsOf(given[0]).map(({ options, data }) => [options.title, data(history.drawn)]));
     """
     rejected = chosen.replace("chosen", "rejected")
     data = {
@@ -347,8 +347,8 @@ RANKING = """
     const data = query.has("step") ? given[1] : [{ ...ofGroup, item: { answer: query.get("index") } }];
     return { ok: true, json: async () => ({ data, has_more: true }) };
   };
-  const history = { timeOf: () => 0 };
-  const column = await page.readStep(given[0], history, { show: "low", colour: "advantage" }, 1, undefined);
+  const times = { of: async () => 0 };
+  const column = await page.readStep(given[0], times, { show: "low", colour: "advantage" }, 1, undefined);
   const text = page.columnElement(given[0], column, { colour: "advantage", texts: null, range: [0, 1], update: () => {} }).textContent;
   return [asked, column.samples.map((sample) => [sample.id, sample.item]), text];
 """

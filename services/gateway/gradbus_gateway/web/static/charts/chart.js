@@ -23,9 +23,10 @@ const logRange = (_, low, high) => (low === null ? [0.1, 1] : uPlot.rangeLog(low
  */
 export class Chart {
   #plot = null;
-  /** As given, and as drawn. */
+  /** As given, as drawn, and how it is looked at. */
   #given = null;
   #data = null;
+  #look = null;
   #marks = [];
 
   /** `onStep(step, line)` is called for a step that was chosen on a line. */
@@ -43,9 +44,13 @@ export class Chart {
     this.#showValue();
   }
 
-  /** `data`: [steps, ...series]; a series has null where there is no value. */
-  set(data) {
+  /**
+   * `data`: [steps, ...series]; a series has null where there is no value. Of a curve with buckets of steps `means` are smoothed, and
+   * `spanAt(line, step)` is the first and the last step of a point. `whole` is the first and the last step that there are.
+   */
+  set(data, { means = data, whole = [data[0][0] ?? 0, data[0].at(-1) ?? 0], spanAt = (_, step) => [step, step] } = {}) {
     this.#given = data;
+    this.#look = { means, whole, spanAt };
     this.#data = this.#drawn();
     this.canvas.classList.toggle("bare", data[0].length === 0);
     this.canvas.dataset.points = data[0].length;
@@ -97,7 +102,8 @@ export class Chart {
 
   #drawn() {
     const data = this.view.scale === "log" ? positive(this.#given) : this.#given;
-    return this.#part ? [...data, ...this.#lines().map((at) => smoothed(data[at], this.#part))] : data;
+    const means = this.view.scale === "log" ? positive(this.#look.means) : this.#look.means;
+    return this.#part ? [...data, ...this.#lines().map((at) => smoothed(means[at], this.#part))] : data;
   }
 
   #create() {
@@ -168,8 +174,7 @@ export class Chart {
 
   /** The first and the last step that there are; [0, 0] before the first. */
   get whole() {
-    const steps = this.#given?.[0] ?? [];
-    return [steps[0] ?? 0, steps.at(-1) ?? 0];
+    return this.#look?.whole ?? [0, 0];
   }
 
   /** Zooms, moves the cursor and leads to samples. */
@@ -198,14 +203,24 @@ export class Chart {
     if (chosen >= 0) this.onStep(this.#given[0][at], chosen);
   }
 
-  /** Shows the value under the cursor, else the newest. */
+  /** Shows the value under the cursor, of a bucket the smallest and the largest; else the newest. */
   #showValue(at = null) {
     const data = this.#given;
-    const valueOf = (index) => {
-      const values = data?.[index] ?? [];
-      return this.format(known(at) ? values[at] : values.findLast(known));
-    };
-    const text = this.#lines().map(valueOf).join(" / ");
-    setText(this.value, known(at) && data ? `${text} · ${this.by} ${data[0][at]}` : text);
+    if (!known(at) || !data) {
+      setText(this.value, this.#lines().map((index) => this.format((data?.[index] ?? []).findLast(known))).join(" / "));
+      return;
+    }
+    const spans = this.#lines().map((_, line) => this.#look.spanAt(line, data[0][at]));
+    const text = this.#lines().map((index, line) => this.#valueOf(data[index], at, spans[line])).join(" / ");
+    const [first, last] = [Math.min(...spans.map(([from]) => from)), Math.max(...spans.map(([, to]) => to))];
+    setText(this.value, `${text} · ${this.by} ${first === last ? first : `${first} to ${last}`}`);
+  }
+
+  /** The value at an index; of a bucket, whose other point is the next or the last one, both. */
+  #valueOf(values, at, [first, last]) {
+    if (first === last || !known(values[at])) return this.format(values[at]);
+    const steps = this.#given[0];
+    const [low, high] = [values[steps.indexOf(first)], values[steps.indexOf(last)]].sort((one, other) => one - other).map(this.format);
+    return low === high ? low : `${low} to ${high}`;
   }
 }

@@ -16,6 +16,7 @@ export function scorerMarks(spec, turns, history) {
 /** The first step that ended after the run said that from `group` on another scorer judges. */
 function stepAfter({ scorers, steps, times }, group) {
   const event = scorers.find(({ data }) => data.from_group === group);
+  if (Number.isInteger(event?.step)) return event.step; // the gateway knows every step, also those that are merged here
   const at = event ? times.findIndex((time) => time >= Date.parse(event.created_at)) : -1;
   return at < 0 ? undefined : steps[at];
 }

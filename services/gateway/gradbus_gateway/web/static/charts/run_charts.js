@@ -20,8 +20,8 @@ const LENGTH = of("Response length", "tokens, mean", { response_length: "tokens"
 const NORM = of("Gradient norm", "before clipping", { grad_norm: "norm" });
 const REWARD = {
   options: { smooth: true, title: "Reward", explanation: "mean of the step's samples, ± one standard deviation", ofLine: "mean of the step's samples", format: fixed, series: [{ label: "reward" }, { label: "above", edge: true }, { label: "below", edge: true }] },
-  data: ({ steps, columns }) => {
-    const band = (sign) => columns.reward.map((value, at) => (value === null ? null : value + sign * (columns.reward_std[at] ?? 0)));
+  data: ({ steps, columns, means }) => {
+    const band = (sign) => means.reward.map((value, at) => (value === null ? null : value + sign * (means.reward_std[at] ?? 0)));
     return [steps, columns.reward, band(1), band(-1)];
   },
 };
@@ -99,8 +99,14 @@ const PREFERENCES = { kto: LABELS, reward_model: [...PAIRS, SCORES] };
 const preferences = (spec) => (spec.kind === "sft" ? [ENTROPY] : PREFERENCES[spec.kind] ?? [...PAIRS, LOGPROBS]);
 const given = (spec) => [LOSS, ...heldOut(spec), ...preferences(spec), NORM, RATE, LENGTH, SPEED];
 
-/** The charts that fit a run: [{options, data}], `data` gives a chart's columns of a history. */
+/** The charts that fit a run: [{options, data}], `data` gives a chart's columns of a history's `drawn` or `averaged`. */
 export const chartsOf = (spec) => (trainsGiven(spec) ? given(spec) : [...sampled(spec), ...optional(spec), ...(spec.trainer.critic ? CRITIC : [])]);
+
+/** The first and the last step, or version, of what is drawn; [0, 0] before the first. */
+export function extent({ steps, evaluations }, by) {
+  const xs = by === "version" ? evaluations.versions : steps;
+  return [xs[0] ?? 0, xs.at(-1) ?? 0];
+}
 
 export class RunCharts {
   #data;
@@ -112,7 +118,10 @@ export class RunCharts {
     this.all = charts.map(({ options }) => new Chart(options, view, onStep));
   }
 
-  set(history) {
-    this.all.forEach((chart, at) => chart.set(this.#data[at](history)));
+  /** `history`: a LiveHistory. */
+  set({ shown, whole }) {
+    const { drawn, averaged } = shown;
+    const look = (chart) => ({ whole: extent(whole.drawn, chart.by), spanAt: (_, x) => shown.spanAt(chart.by, x) });
+    this.all.forEach((chart, at) => chart.set(this.#data[at](drawn), { ...look(chart), means: this.#data[at](averaged) }));
   }
 }

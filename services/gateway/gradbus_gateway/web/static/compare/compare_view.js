@@ -5,8 +5,7 @@ import { ChartView } from "../charts/chart_view.js";
 import { fetchJson, poll } from "../lib/api.js";
 import { make, setText } from "../lib/elements.js";
 import { FINAL } from "../lib/format.js";
-import { loadHistory } from "../run/event_stream.js";
-import { RunHistory } from "../run/run_history.js";
+import { LiveHistory } from "../run/live_history.js";
 import { differenceTable, RunTable } from "./tables.js";
 import { comparisonOf, idsOf } from "./address.js";
 import { overlaysOf } from "./overlay.js";
@@ -18,8 +17,8 @@ export async function showRunComparison({ root, signal, query, showError }) {
   document.title = "Comparison · Gradbus";
   const ids = idsOf(query);
   const problems = new Problems((error) => showError(error, root));
-  const runs = await readRuns(ids, signal, problems);
   const view = new ChartView(query);
+  const runs = await readRuns(ids, view, signal, problems);
   const open = (changed) => {
     location.hash = comparisonOf(changed, view.parameters());
   };
@@ -38,36 +37,42 @@ export async function showRunComparison({ root, signal, query, showError }) {
     if (signal.aborted) return;
     table.set(runs.map(({ run }) => run));
     const histories = runs.map(({ history }) => history);
-    charts.forEach((chart, at) => chart.set(overlays[at].data(histories)));
-    const cut = runs.filter(({ isWhole }) => !isWhole);
+    overlays.forEach(({ data, look }, at) => charts[at].set(data(histories), look(histories)));
+    const cut = runs.filter(({ history }) => !history.isWhole && history.newest);
     rest.classList.toggle("hidden", !cut.length);
     setText(rest, cut.map(cutText).join(" "));
   };
+  runs.forEach((entry) => {
+    entry.history.onChange = show;
+  });
   show();
-  return Promise.all([offering, ...runs.map((entry) => follow(entry, signal, show, problems))]);
+  return Promise.all([offering, ...runs.map((entry) => follow(entry, signal, problems))]);
 }
 
 /** What is said of a run of whose events a part is read. */
-const cutText = ({ run, history }) => `The curves of ${run.name || run.id} end at step ${history.steps.at(-1) ?? 0}, because it has many events: the rest is being read.`;
+const cutText = ({ run, history }) => `The curves of ${run.name || run.id} end at step ${history.whole.steps.at(-1) ?? 0}, because it has many events: the rest is being read.`;
 
-/** [{run, history, isWhole}] of the runs that can be read, `isWhole` until events are known to be missing; of the others, `problems` tells. */
-async function readRuns(ids, signal, problems) {
+/** [{run, history}] of the runs that can be read; of the others, `problems` tells. */
+async function readRuns(ids, view, signal, problems) {
   const read = await Promise.all(ids.map((id) => fetchJson(`/v1/runs/${id}`, { signal }).catch((error) => {
     if (error.name === "AbortError") throw error;
     problems.set(id, error);
     return null;
   })));
-  return read.filter(Boolean).map((run) => ({ run, history: new RunHistory(), isWhole: true }));
+  const entries = read.filter(Boolean).map((run) => ({ run }));
+  // Buckets of the same width for all, so that their curves have points at the same steps. A run's progress is a little behind its history.
+  const last = () => Math.ceil(1.1 * Math.max(...entries.map(({ run }) => run.progress.step))) + 100;
+  for (const entry of entries) entry.history = new LiveHistory(entry.run.id, view, signal, () => {}, last);
+  return entries;
 }
 
-/** Reads a run's events until it is over and all are read. Its state is read first, so that those of its last steps are read after its end. */
-function follow(entry, signal, onChange, problems) {
+/** Reads a run's history until it is over and all is read. Its state is read first, so that those of its last steps are read after its end. */
+function follow(entry, signal, problems) {
   const { id } = entry.run;
   return poll(`/v1/runs/${id}`, PERIOD_SECONDS, signal, async (run) => {
     entry.run = run;
-    entry.isWhole = await loadHistory(id, entry.history, signal);
+    await entry.history.update();
     problems.set(id, null);
-    onChange();
-    return !(entry.isWhole && FINAL.has(run.state));
+    return !FINAL.has(run.state);
   }, (error) => problems.set(id, error));
 }

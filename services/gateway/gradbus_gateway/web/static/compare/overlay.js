@@ -1,8 +1,8 @@
 // The charts of several runs: one for each line that any of their charts has, with a line for each run.
 import { joined } from "../charts/curves.js";
-import { chartsOf } from "../charts/run_charts.js";
+import { chartsOf, extent } from "../charts/run_charts.js";
 
-/** [{options, data}] for `runs` ({label, spec}); `data(histories)` gives a chart's columns of the runs' histories, in the same order. */
+/** [{options, data, look}] for `runs` ({label, spec}); `data` and `look` of the runs' histories (LiveHistory), in the same order, are what `Chart.set` takes. */
 export function overlaysOf(runs) {
   const lines = new Map();
   runs.forEach(({ spec }, run) => {
@@ -16,7 +16,12 @@ export function overlaysOf(runs) {
   const series = runs.map(({ label }, at) => ({ label, colour: at + 1 }));
   return [...lines].map(([title, { chart, sources }]) => ({
     options: { ...chart.options, explanation: chart.options.ofLine ?? chart.options.explanation, title, series },
-    data: (histories) => joined(sources.map((source, run) => source && columnsOf(source, histories[run]))),
+    data: (histories) => joined(sources.map((source, run) => source && columnsOf(source, histories[run].shown.drawn))),
+    look: (histories) => ({
+      means: joined(sources.map((source, run) => source && columnsOf(source, histories[run].shown.averaged))),
+      whole: united(histories.map(({ whole }) => extent(whole.drawn, chart.options.by))),
+      spanAt: (run, x) => histories[run].shown.spanAt(chart.options.by, x),
+    }),
   }));
 }
 
@@ -26,7 +31,9 @@ function linesOf({ title, series }) {
   return lines.map(([{ label }, at]) => [lines.length > 1 ? `${title}: ${label}` : title, at]);
 }
 
-function columnsOf({ data, at }, history) {
-  const columns = data(history);
+const united = (extents) => [Math.min(...extents.map(([first]) => first)), Math.max(...extents.map(([, last]) => last))];
+
+function columnsOf({ data, at }, seen) {
+  const columns = data(seen);
   return [columns[0], columns[at]];
 }

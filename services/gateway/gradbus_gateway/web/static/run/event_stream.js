@@ -1,31 +1,9 @@
-// Reads a run's events into its history: all at once, or live by server-sent events.
-import { fetchJson } from "../lib/api.js";
-import { RunHistory } from "./run_history.js";
-
+// Follows a run's events by server-sent events.
 const TYPES = ["metrics", "state", "evaluation", "checkpoint", "alarm", "diverged", "unchanged", "dropped", "broadcast", "learner", "scorer", "unreadable"];
 const NOTIFY_MS = 150;
 const MAX_PAUSE_MS = 60_000;
-const BATCH = 1000;
-const MAX_BATCHES = 20;
-const cache = { runId: "", history: null };
 
-/** The history of a run, which its views share, so that each reads only newer events. */
-export function historyOf(runId) {
-  if (cache.runId !== runId) Object.assign(cache, { runId, history: new RunHistory() });
-  return cache.history;
-}
-
-/** Reads the events that a history lacks, up to `MAX_BATCHES` thousand; returns whether these are all. */
-export async function loadHistory(runId, history, signal) {
-  for (let batch = 0; batch < MAX_BATCHES; batch += 1) {
-    const page = await fetchJson(`/v1/runs/${runId}/events?after=${history.newest}&limit=${BATCH}`, { signal });
-    page.data.forEach((event) => history.add(event));
-    if (!page.has_more) return true;
-  }
-  return false;
-}
-
-/** Follows a run's events until `signal` is aborted or `isOver` returns true. Calls `onChange` a few times a second at most. */
+/** Adds a run's events to `history` ({newest, add}), those after its newest, until `signal` is aborted or `isOver` returns true. Calls `onChange` a few times a second at most. */
 export function followEvents(runId, history, signal, onChange, isOver) {
   let source = null;
   let timer = 0;

@@ -8,9 +8,10 @@ import { fetchJson, poll } from "../lib/api.js";
 import { make } from "../lib/elements.js";
 import { FINAL } from "../lib/format.js";
 import { diagramState } from "./diagram_state.js";
-import { followEvents, historyOf } from "./event_stream.js";
+import { followEvents } from "./event_stream.js";
 import { EventList } from "./events.js";
 import { LineagePanel } from "./lineage.js";
+import { LiveHistory } from "./live_history.js";
 import { RunHeader } from "./run_header.js";
 import { SystemDiagram } from "./system_diagram.js";
 import { TimeBreakdown } from "./time_breakdown.js";
@@ -23,7 +24,6 @@ export async function showRun(context, runId) {
   let workers = [];
   const utilization = new MeanUtilization();
   document.title = `${run.name || run.id} · Gradbus`;
-  const history = historyOf(runId);
   const header = new RunHeader(context, run, (changed) => update(changed));
   const view = new ChartView(query);
   const [diagram, breakdown, table, events] = [new SystemDiagram(), new TimeBreakdown(), new WorkerTable(), new EventList()];
@@ -38,18 +38,23 @@ export async function showRun(context, runId) {
     make("h2", { class: "over-charts" }, "Charts"), chartGrid(charts.all, view, signal, marks.element),
     make("div", { class: "panels" }, events.element, specPanel(run)),
   );
+  const history = new LiveHistory(runId, view, signal, () => {
+    charts.set(history);
+    refresh();
+  });
   lineage.follow(runId, signal);
   const turns = new ScorerTurns(run, signal);
 
   const isOver = () => FINAL.has(run.state);
   const refresh = () => {
-    header.set(run, history);
-    const shares = timeShares(run, history, workers);
-    diagram.set(diagramState(run, history, workers, shares));
+    const { whole } = history;
+    header.set(run, whole);
+    const shares = timeShares(run, whole, workers);
+    diagram.set(diagramState(run, whole, workers, shares));
     breakdown.set(shares, isOver());
     table.set(workers, run.progress.version, shares);
-    events.set(history, isOver(), run.reason);
-    turns.read(history).then((found) => marks.set(scorerMarks(run.spec, found, history)));
+    events.set(whole, isOver(), run.reason);
+    turns.read(whole).then((found) => marks.set(scorerMarks(run.spec, found, whole)));
   };
   const update = (changed) => {
     run = { ...changed, spec: changed.spec ?? run.spec };
@@ -57,10 +62,7 @@ export async function showRun(context, runId) {
   };
   refresh();
   charts.set(history);
-  followEvents(runId, history, signal, () => {
-    charts.set(history);
-    refresh();
-  }, isOver);
+  history.load().then(() => followEvents(runId, history, signal, history.onChange, isOver), () => {}); // what is wrong with the run, its own request says
   poll(`/v1/workers?run=${runId}&limit=1000`, 1, signal, (page) => {
     workers = utilization.mean(page.data);
     refresh();

@@ -1,13 +1,13 @@
 // Samples side by side: one prompt at several steps, the best or worst samples of several steps, or every group of one dataset row.
 import { fetchJson } from "../lib/api.js";
 import { make, withCode } from "../lib/elements.js";
-import { historyOf, loadHistory } from "../run/event_stream.js";
 import { controls, queryOf, selectionOf } from "./comparison_controls.js";
 import { number } from "../lib/format.js";
 import { groupSize, hasFixedSteps, trainsGiven } from "../lib/run_kind.js";
 import { rewardRange, sampleCard } from "./sample_card.js";
 import { rowFields } from "./row_fields.js";
 import { addRows, answersOf, byGroup, readSamples } from "./sample_log.js";
+import { StepTimes } from "./step_times.js";
 import { tokenTexts } from "./tokens.js";
 
 const MAX_GROUPS = 4;
@@ -55,26 +55,25 @@ export async function showComparison({ root, signal, query, showError }, runId) 
 
 /** The columns of a selection: [{title, samples, mixed?, more?}]; `mixed` if the samples have several prompts, `more` if some are left out, of a ranking how many it is of. */
 async function readColumns(run, selection, signal) {
-  const runHistory = historyOf(run.id);
-  await loadHistory(run.id, runHistory, signal);
   if (selection.row !== null) return readRow(run, selection, signal);
   if (selection.show === "search") return [await search(run, selection, signal)];
-  return Promise.all(selection.steps.map((step) => readStep(run, runHistory, selection, step, signal)));
+  const times = new StepTimes(run.id, signal);
+  return Promise.all(selection.steps.map((step) => readStep(run, times, selection, step, signal)));
 }
 
-export async function readStep(run, runHistory, selection, step, signal) {
+export async function readStep(run, times, selection, step, signal) {
   const { groups_per_step: width } = run.spec.schedule;
   const tokens = selection.colour === "probability";
   if (selection.show === "prompt") {
     const index = step * width + selection.at;
-    const page = await readSamples(run, runHistory, { index, tokens, limit: 64 }, signal);
+    const page = await readSamples(run, times, { index, tokens, limit: 64 }, signal);
     return { title: hasFixedSteps(run.spec) ? `Step ${step}` : `Group ${index}`, samples: page.data, more: page.has_more };
   }
-  const page = await readSamples(run, runHistory, { step, tokens, rows: false }, signal);
+  const page = await readSamples(run, times, { step, tokens, rows: false }, signal);
   const sign = selection.show === "low" ? 1 : -1;
   const scored = page.data.filter((sample) => sample.reward !== null).sort((one, other) => sign * (one.reward - other.reward));
   const samples = scored.slice(0, MAX_CARDS);
-  if (!trainsGiven(run.spec)) await addRows(run, runHistory, samples, signal);
+  if (!trainsGiven(run.spec)) await addRows(run, times, samples, signal);
   return { title: `Step ${step}`, samples, mixed: true, more: page.has_more && page.data.length };
 }
 

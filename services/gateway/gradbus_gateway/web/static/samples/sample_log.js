@@ -4,8 +4,8 @@ import { groupSize, hasFixedSteps, stepsAhead, trainsGiven } from "../lib/run_ki
 
 const MARGIN_MS = 5000;
 
-/** Samples of one step (`step`) or one group (`index`), with their rows unless `rows` is false; `tokens` adds ids and log-probabilities. */
-export async function readSamples(run, history, { step, index, tokens = false, rows = true, limit = 1000 }, signal) {
+/** Samples of one step (`step`) or one group (`index`), with their rows unless `rows` is false; `times` (StepTimes) tell where to begin, `tokens` adds ids and log-probabilities. */
+export async function readSamples(run, times, { step, index, tokens = false, rows = true, limit = 1000 }, signal) {
   const { groups_per_step: width } = run.spec.schedule;
   const filter = step === undefined ? { index } : { step };
   const query = new URLSearchParams({ ...filter, limit });
@@ -13,7 +13,7 @@ export async function readSamples(run, history, { step, index, tokens = false, r
   if (tokens) query.append("include", "tokens");
   const expected = (step === undefined ? 1 : width) * groupSize(run.spec);
   const trainingStep = step ?? Math.floor(index / width);
-  const start = hasFixedSteps(run.spec) ? history.timeOf(trainingStep - stepsAhead(run.spec) - 2) : undefined;
+  const start = hasFixedSteps(run.spec) ? await times.of(trainingStep - stepsAhead(run.spec) - 2) : undefined;
   if (start !== undefined) {
     const page = await fetchJson(`/v1/runs/${run.id}/samples?${query}&after=${Math.floor(start) - MARGIN_MS}-0.0`, { signal });
     if (page.has_more || page.data.length >= expected) return page;
@@ -22,9 +22,9 @@ export async function readSamples(run, history, { step, index, tokens = false, r
 }
 
 /** Puts the row beside each sample, read once a group: beside every sample of a step, long rows would fill the page. */
-export async function addRows(run, history, samples, signal) {
+export async function addRows(run, times, samples, signal) {
   for (const group of byGroup(samples)) {
-    const page = await readSamples(run, history, { index: group[0].index, limit: 1 }, signal);
+    const page = await readSamples(run, times, { index: group[0].index, limit: 1 }, signal);
     for (const sample of group) sample.item = page.data[0]?.item ?? null;
   }
 }

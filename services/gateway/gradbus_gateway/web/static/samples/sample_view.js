@@ -2,10 +2,10 @@
 import { fetchJson } from "../lib/api.js";
 import { isMasked, rewardRange, sampleCard } from "./sample_card.js";
 import { make, withCode } from "../lib/elements.js";
-import { historyOf, loadHistory } from "../run/event_stream.js";
 import { conversation, endOf } from "./conversation.js";
 import { rowFields } from "./row_fields.js";
 import { answersOf, readSamples } from "./sample_log.js";
+import { StepTimes } from "./step_times.js";
 import { promptText, shadedTokens, tokenTexts } from "./tokens.js";
 import { clock, duration, number, plural, signed } from "../lib/format.js";
 import { readsRewards, trainsGiven } from "../lib/run_kind.js";
@@ -13,9 +13,8 @@ import { readsRewards, trainsGiven } from "../lib/run_kind.js";
 export async function showSample({ root, signal }, runId, sampleId) {
   const run = await fetchJson(`/v1/runs/${runId}`, { signal });
   document.title = `Sample ${sampleId} · Gradbus`;
-  const history = historyOf(runId);
-  await loadHistory(runId, history, signal);
-  const page = await readSamples(run, history, { index: Number(sampleId.split(".")[0]), tokens: true }, signal);
+  const times = new StepTimes(runId, signal);
+  const page = await readSamples(run, times, { index: Number(sampleId.split(".")[0]), tokens: true }, signal);
   const sample = page.data.find(({ id }) => id === sampleId);
   root.append(make("div", { class: "view-head" }, make("h1", {}, `Sample ${sampleId}`), make("a", { href: `#/runs/${run.id}/samples?${comparisonQuery(run, sample)}` }, `Samples of ${run.name || run.id}`)));
   if (!sample) {
@@ -25,6 +24,7 @@ export async function showSample({ root, signal }, runId, sampleId) {
   const isGiven = trainsGiven(run.spec);
   const texts = isGiven ? null : await tokenTexts(run, signal);
   const range = rewardRange(page.data);
+  const [published, trained] = [await times.of(sample.dispatched_version - 1), sample.step === null ? undefined : await times.of(sample.step)];
   root.append(
     make("section", { class: "text" },
       make("h2", {}, "Prompt"), make("pre", { class: "prompt" }, sample.prompt),
@@ -34,7 +34,7 @@ export async function showSample({ root, signal }, runId, sampleId) {
       !isGiven && make("p", { class: "soft small" }, texts ? "The stronger a token's colour, the less probable it was when it was sampled; point at a token to see its probability." : "The model's tokenizer.json cannot be read here, so single tokens are not shown.")),
     ...(sample.episode ? [conversation(sample.episode)] : []),
     make("div", { class: "panels" },
-      make("section", { class: "panel" }, make("h2", {}, "Timeline"), timeline(run, history, sample)),
+      make("section", { class: "panel" }, make("h2", {}, "Timeline"), timeline(run, sample, published, trained)),
       make("section", { class: "panel" }, make("h2", {}, isGiven ? "Responses of the row" : `Group of ${page.data.length} samples`), make("ol", { class: "cards" }, ...page.data.map((member) => sampleCard(run, member, { colour: isGiven ? "" : "advantage", texts: null, range })))),
     ),
   );
@@ -52,10 +52,9 @@ function comparisonQuery(run, sample) {
   return new URLSearchParams({ steps: [...new Set([0, sample.step, last])].sort((a, b) => a - b).join(","), at: sample.index % run.spec.schedule.groups_per_step, show: "prompt" });
 }
 
-function timeline(run, history, sample) {
-  const published = history.timeOf(sample.dispatched_version - 1);
+/** `published`: when the version that its task names was; `trained`: when its step was reported. */
+function timeline(run, sample, published, trained) {
   const admitted = Date.parse(sample.admitted_at);
-  const trained = sample.step === null ? undefined : history.timeOf(sample.step);
   return make(
     "ol", { class: "timeline" },
     ...(trainsGiven(run.spec) ? [read(run, sample)] : sampled(run, sample, published)),

@@ -1,0 +1,1 @@
+"""The metrics of a run as columns, downsampled for whoever draws them."""
