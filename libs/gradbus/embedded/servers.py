@@ -16,9 +16,11 @@ from gradbus.deploy.credentials import Credentials, write_secret
 from gradbus.embedded.state import StateFolder
 from gradbus.errors import StackError
 
-ENVIRONMENT: Final[Mapping[str, Mapping[str, str]]] = {"nats": {"GOGC": "25"}}
+ENVIRONMENT: Final[Mapping[str, Mapping[str, str]]] = {"nats": {"GOGC": "25", "GOMAXPROCS": "1"}}
 """Variables of a server. GOGC: NATS holds blocks of its streams, of up to 8 MB, in buffers that only a collection frees. By default it
-collects when its heap has doubled, and so keeps tens of megabytes of garbage; collections at a quarter more cost no measurable time."""
+collects when its heap has doubled, and so keeps tens of megabytes of garbage; collections at a quarter more cost no measurable time.
+GOMAXPROCS: for each message Go wakes threads on other cores that look for work and find none. On one core the server takes a quarter less
+CPU for a step, answers as soon, and does not disturb trainer and rollout."""
 
 
 def nats_command(state: StateFolder, credentials: Credentials, port: int) -> list[str]:

@@ -24,10 +24,20 @@ def sync_files(root: Path, paths: Iterable[str]) -> None:
         _sync(folder)
 
 
+def write_file(target: Path, data: bytes | memoryview) -> None:
+    """Writes or replaces `target` at once, as a whole. Raises OSError."""
+    partial = _partial(target)
+    try:
+        partial.write_bytes(data)
+        os.replace(partial, target)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
 def link_file(source: Path, target: Path) -> bool:
     """Makes `target` a hard link to `source`. Returns False where that is impossible, e.g. across two disks."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f"{target.name}#{secrets.randbelow(1 << 32)}")  # the store does not list such a name
+    partial = _partial(target)
     try:
         os.link(source, partial)
     except OSError:
@@ -46,6 +56,12 @@ def remove_partial_files(folder: Path) -> None:
         with contextlib.suppress(FileNotFoundError):  # it was renamed to its target meanwhile
             if partial.stat().st_mtime < before:
                 partial.unlink()
+
+
+def _partial(target: Path) -> Path:
+    """A name in the folder of `target`, which is made, that the store does not list."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return target.with_name(f"{target.name}#{secrets.randbelow(1 << 32)}")
 
 
 def _sync(path: Path) -> None:

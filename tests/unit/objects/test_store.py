@@ -125,3 +125,11 @@ async def test_an_open_file_is_stored_from_its_beginning_and_once(tmp_path):
             file.seek(3)
             digest = await store.put_open_file(file, 7)
         assert await store.get_blob(digest) == b"content"
+
+
+async def test_a_small_object_that_cannot_be_stored_leaves_no_part_of_it(tmp_path):
+    store = ObjectStore.open(f"file://{tmp_path}/objects")
+    (tmp_path / "objects" / "runs" / "a").mkdir(parents=True)
+    with pytest.raises(StorageError, match="runs/a"):
+        await store.put("runs/a", b"x")
+    assert [path.name for path in (tmp_path / "objects" / "runs").iterdir()] == ["a"]
