@@ -196,13 +196,13 @@ def test_a_scorer_that_took_over_is_marked_at_its_step(script, schedule, marks):
         {"type": "metrics", "data": {"step": 5}},
         {"type": "metrics", "data": {"step": 6}},
     ]
-    modules = "charts/marks.js run/run_history.js"
+    modules = "charts/marks.js history/run_history.js"
     assert script(modules, MARKS, spec, [GRADER, SERVICE, UNDECIDED], events) == marks
 
 
 def test_a_change_whose_step_nothing_tells_has_no_mark(script):
     spec = {"schedule": {"mode": "free", "dynamic_sampling": 1, "groups_per_step": 4}}
-    assert script("charts/marks.js run/run_history.js", MARKS, spec, [GRADER, SERVICE], []) == []
+    assert script("charts/marks.js history/run_history.js", MARKS, spec, [GRADER, SERVICE], []) == []
 
 
 def test_marks_are_drawn_and_listed(script):
@@ -219,7 +219,7 @@ def test_a_change_of_the_scorer_stays_marked_however_many_events_follow(script):
     spec = {"schedule": {"mode": "free", "dynamic_sampling": 1}}
     events = [{"type": "scorer", "data": {"from_group": 9}}, {"type": "metrics", "data": {"step": 5}}]
     later = [{"type": "checkpoint", "data": {}}] * 500
-    found = script("charts/marks.js run/run_history.js", MARKS, spec, [GRADER, SERVICE], [*events, *later])
+    found = script("charts/marks.js history/run_history.js", MARKS, spec, [GRADER, SERVICE], [*events, *later])
     assert [mark["step"] for mark in found] == [5]
 
 

@@ -56,7 +56,7 @@ def test_each_line_of_a_chart_has_a_chart_with_a_line_for_each_run(script):
         [{"step": 0, "reward": 0.5, "reward_std": 0.1, "clip_low": 0.01}, {"step": 2, "reward": 0.75, "clip_low": 0.02}],
         [{"step": 1, "reward": 0.25, "explained_variance": 0.5}],
     ]
-    charts = script("compare/overlay.js run/run_history.js", OVERLAY, [SPEC, critic], metrics)
+    charts = script("compare/overlay.js history/run_history.js", OVERLAY, [SPEC, critic], metrics)
     series, data = charts["Reward"]
     assert series == [{"label": "first", "colour": 1}, {"label": "second", "colour": 2}]
     assert data == [[0, 1, 2], [0.5, None, 0.75], [None, 0.25, None]]

@@ -14,7 +14,7 @@ SEEN = """
 
 
 def test_a_bucket_is_drawn_as_its_extremes_the_later_one_last_and_smoothed_as_its_mean(script):
-    steps, drawn, averaged, spans = script("run/run_history.js", SEEN, history_of(BUCKETS, reward=REWARD))
+    steps, drawn, averaged, spans = script("history/run_history.js", SEEN, history_of(BUCKETS, reward=REWARD))
     assert steps == [0, 1, 7, 8, 12, 13]
     assert drawn == [0.5, 2.0, -1.0, 1.0, 3.0, 1.5]
     assert averaged == [0.5, 0.5, 0.5, 2.0, 2.0, 1.5]
@@ -22,7 +22,7 @@ def test_a_bucket_is_drawn_as_its_extremes_the_later_one_last_and_smoothed_as_it
 
 
 def test_a_bucket_without_a_value_is_a_gap(script):
-    _, drawn, averaged, _ = script("run/run_history.js", SEEN, history_of([0, (1, 8, 8)], reward=[1.0, [None] * 4]))
+    _, drawn, averaged, _ = script("history/run_history.js", SEEN, history_of([0, (1, 8, 8)], reward=[1.0, [None] * 4]))
     assert drawn == averaged == [1.0, None, None]
 
 
@@ -30,7 +30,7 @@ def test_steps_that_come_later_are_added_once(script):
     events = [
         {"id": id_, "type": "metrics", "data": {"step": step, "reward": 1.0}} for id_, step in ((13, 14), (14, 14), (15, 14), (16, 15))
     ]
-    steps, drawn, *_ = script("run/run_history.js", SEEN, history_of(BUCKETS, reward=REWARD), events)
+    steps, drawn, *_ = script("history/run_history.js", SEEN, history_of(BUCKETS, reward=REWARD), events)
     assert steps[-3:] == [13, 14, 15]
     assert len(drawn) == len(steps)
 
@@ -42,14 +42,14 @@ def test_speeds_count_every_step_of_a_bucket(script):
       [found.metrics.first_at, found.metrics.last_at] = [[at(0), at(1)], [at(0), at(10)]];
       return page.RunHistory.of(found).rates(true);
     """
-    rates = script("run/run_history.js", body, history_of([0, (1, 10, 10)], tokens=[8.0, [8.0] * 4]))
+    rates = script("history/run_history.js", body, history_of([0, (1, 10, 10)], tokens=[8.0, [8.0] * 4]))
     assert rates == {"steps": pytest.approx(1.0), "tokens": pytest.approx(8.0)}
 
 
 def test_held_out_scores_are_drawn_by_version_like_steps(script):
     body = "const { evaluations } = page.RunHistory.of(given[0]).drawn; return [evaluations.versions, evaluations.scores];"
     found = history_of([], evaluations=table([0, (8, 24, 3)], accuracy=[0.5, [0.75, 0.25, 0.75, 0.5]]))
-    assert script("run/run_history.js", body, found) == [[0, 8, 24], [0.5, 0.25, 0.75]]
+    assert script("history/run_history.js", body, found) == [[0, 8, 24], [0.5, 0.25, 0.75]]
 
 
 def test_a_mark_stands_at_the_step_that_the_gateway_knows_though_steps_are_merged(script):
@@ -58,7 +58,7 @@ def test_a_mark_stands_at_the_step_that_the_gateway_knows_though_steps_are_merge
     turns = [{"from_group": 9, "scorer": {"grader": None, "service": "https://b.example"}}]
     body = "return page.scorerMarks(given[0], given[1], page.RunHistory.of(given[2])).map(({ step }) => step);"
     found = history_of(BUCKETS, reward=REWARD, events=[scorer])
-    assert script("charts/marks.js run/run_history.js", body, spec, turns, found) == [6]
+    assert script("charts/marks.js history/run_history.js", body, spec, turns, found) == [6]
 
 
 LIVE = """
@@ -90,7 +90,7 @@ def test_the_steps_that_are_zoomed_to_are_asked_for_exactly_and_the_whole_stays(
       return [asked, meanwhile, zoomed, live.shown.steps];
     """
     answers = [history_of(BUCKETS, reward=REWARD), history_of([2, 3, 4, 5], reward=[1.0] * 4)]
-    asked, meanwhile, zoomed, whole = script("run/live_history.js charts/chart_view.js", body, answers)
+    asked, meanwhile, zoomed, whole = script("history/live_history.js charts/chart_view.js", body, answers)
     assert asked == [["history", None, None, None], ["history", "2", "5", None]]
     assert meanwhile == [0, 1, 7, 8, 12, 13]
     assert zoomed == [2, 3, 4, 5]
@@ -99,7 +99,7 @@ def test_the_steps_that_are_zoomed_to_are_asked_for_exactly_and_the_whole_stays(
 
 def test_a_whole_that_is_exact_is_not_asked_for_again(script):
     body = f"{LIVE} await live.load(); view.change({{ zoom: [1, 3] }}); await rest(); return [asked.length, live.shown.steps];"
-    assert script("run/live_history.js charts/chart_view.js", body, [history_of([0, 1, 2, 3, 4], reward=[1.0] * 5)]) == [1, [0, 1, 2, 3, 4]]
+    assert script("history/live_history.js charts/chart_view.js", body, [history_of([0, 1, 2, 3, 4], reward=[1.0] * 5)]) == [1, [0, 1, 2, 3, 4]]
 
 
 def test_a_history_that_has_grown_long_is_read_anew_and_loses_no_event(script):
@@ -110,7 +110,7 @@ def test_a_history_that_has_grown_long_is_read_anew_and_loses_no_event(script):
       return [asked.length, live.whole.steps.length, live.whole.steps.at(-1), live.newest];
     """
     answers = [history_of(BUCKETS, reward=REWARD), history_of([0, (1, 1010, 1010)], reward=[0.5, [1.0] * 4])]
-    assert script("run/live_history.js charts/chart_view.js", body, answers) == [2, 3 + 9, 1019, 1019]
+    assert script("history/live_history.js charts/chart_view.js", body, answers) == [2, 3 + 9, 1019, 1019]
 
 
 def test_the_value_of_a_bucket_is_a_range_and_so_are_its_steps(script):
@@ -125,5 +125,5 @@ def test_the_value_of_a_bucket_is_a_range_and_so_are_its_steps(script):
       return [0, 2, 4].map((idx) => { options.hooks.setCursor[0]({ cursor: { idx } }); return chart.value.textContent; });
     """
     found = history_of(BUCKETS, reward=REWARD)
-    said = script("charts/chart.js charts/chart_view.js run/run_history.js", body, found)
+    said = script("charts/chart.js charts/chart_view.js history/run_history.js", body, found)
     assert said == ["0.5 \u00b7 step 0", "-1 to 2 \u00b7 step 1 to 7", "1 to 3 \u00b7 step 8 to 12"]

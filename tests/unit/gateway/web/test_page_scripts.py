@@ -67,7 +67,7 @@ def test_held_out_rows_of_given_responses_have_charts_by_version(script, kind, a
     """
     results = [{"version": 0, "loss": 0.75, "accuracy": 0.5}, {"version": 5, "loss": None}, {"version": 9, "loss": 0.25, "accuracy": 1.0}]
     spec = run_of(kind)["spec"] | {"data": {"eval": "sha256:e"}}
-    shown = script("charts/run_charts.js run/run_history.js", body, spec, results)
+    shown = script("charts/run_charts.js history/run_history.js", body, spec, results)
     assert shown["Held-out loss"] == [[0, 9], [0.75, 0.25]]
     assert shown.get("Held-out accuracy") == ([[0, 9], [0.5, 1.0]] if accuracy else None)
     assert "Held-out" not in shown
@@ -99,10 +99,10 @@ def test_axes_that_few_runs_use_have_charts_of_their_columns_where_they_are_used
         "kl_coefficient": 0.6,
     }
     data = {"step": 3, "entropy_coefficient": 0.7} | columns
-    usual = script("charts/run_charts.js run/run_history.js", body, spec, data)
+    usual = script("charts/run_charts.js history/run_history.js", body, spec, data)
     algorithm = spec["algorithm"] | axes | {"kl_control": {"target": 6.0}, "entropy_control": {}}
     used = spec | {"algorithm": algorithm, "trainer": {"critic": None, "inner": {"stop_kl": 0.1}}}
-    shown = script("charts/run_charts.js run/run_history.js", body, used, data)
+    shown = script("charts/run_charts.js history/run_history.js", body, used, data)
     titles = ("Outliers", "High covariance", "Distance of the policies", "Drift", "Best samples", "KL of the step")
     assert shown[: len(usual)] == usual
     assert shown[len(usual) :] == [
@@ -138,7 +138,7 @@ def test_each_chart_of_pairs_shows_its_columns_of_the_history(script, kind, chos
         "grad_norm": 3.0,
         "learning_rate": 0.125,
     }
-    shown = script("charts/run_charts.js run/run_history.js", body, run_of(kind)["spec"], data | {"response_length": 6.5})
+    shown = script("charts/run_charts.js history/run_history.js", body, run_of(kind)["spec"], data | {"response_length": 6.5})
     assert shown == {
         "Loss": [[7], [0.5]],
         "Accuracy": [[7], [0.75]],

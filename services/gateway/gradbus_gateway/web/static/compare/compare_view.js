@@ -5,7 +5,7 @@ import { ChartView } from "../charts/chart_view.js";
 import { fetchJson, poll } from "../lib/api.js";
 import { make, setText } from "../lib/elements.js";
 import { FINAL } from "../lib/format.js";
-import { LiveHistory } from "../run/live_history.js";
+import { LiveHistory } from "../history/live_history.js";
 import { differenceTable, RunTable } from "./tables.js";
 import { comparisonOf, idsOf } from "./address.js";
 import { overlaysOf } from "./overlay.js";
