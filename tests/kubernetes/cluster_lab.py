@@ -99,14 +99,12 @@ class Cluster:
         """The node of a StatefulSet's server, with its disk: as an operator does it, who knows that neither comes back. The node's name."""
         node = self.node_of(name)
         self.command(self.node_off, node)
-        self("delete", "pvc", f"data-{name}-0", "--wait=false")
         self("delete", "node", node)
-        # Who deletes a node's pods does it once a minute.
-        self("delete", "pod", f"{name}-0", "--force", "--grace-period=0", "--ignore-not-found")
+        self.lose_volume(name)
         return node
 
     def give_notice(self, node: str) -> None:
-        """Drains the node, as on a cloud's notice, and turns it off 30 s after the notice."""
+        """Drains the node, as on the notice of a cloud, and turns it off when it is empty or 30 s are over."""
         words = ("drain", node, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=30s")
         self(*words, check=False)
         self.command(self.node_off, node)

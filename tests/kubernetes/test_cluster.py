@@ -33,6 +33,12 @@ def test_the_gateway_asks_for_a_key(client):
     assert httpx2.get(f"{client.url}/v1/runs", headers={"Authorization": "Bearer wrong.key"}).status_code == 401
 
 
+def test_replicas_are_on_several_nodes(cluster):
+    for component in ("conductor", "gateway", "reward"):
+        nodes = cluster("get", "pods", "-l", f"app.kubernetes.io/component={component}", "-o", "jsonpath={.items[*].spec.nodeName}").split()
+        assert len(set(nodes)) > 1 or len(nodes) == 1, f"all pods of {component} are on {nodes[0]}"
+
+
 def test_a_container_runs_as_nobody_special_and_cannot_write_its_root(cluster):
     looked = "id -u; grep -E '^(CapEff|NoNewPrivs|Seccomp):' /proc/self/status; touch /x 2>/dev/null && echo written || true"
     for name in ("deploy/conductor", "deploy/trainer", "deploy/rollout", "deploy/gateway", "statefulset/nats", "statefulset/buffer"):
@@ -75,7 +81,7 @@ def test_a_node_is_lost_and_comes_back(cluster, client, submitted, true_digest):
     cluster.until(client, submitted, 10)
     node = cluster.node_of("trainer")
     cluster.command(cluster.node_off, node)
-    cluster("wait", "--for=condition=Ready=false", f"node/{node}", "--timeout=120s", check=False)
+    cluster("wait", "--for=condition=Ready=Unknown", f"node/{node}", "--timeout=60s", check=False)
     time.sleep(45)  # until the pods of the lost node have been given up
     cluster.command(cluster.node_on, node)
     assert cluster.finished(client, submitted, STEPS) == ("succeeded", true_digest)

@@ -89,7 +89,7 @@ def spot() -> Overlay:
     pool = deployment(replace(_workload("rollout"), replicas=4, pool="spot"))
     terms = [{"matchExpressions": [{"key": key, "operator": "In", "values": [value]}]} for key, value in SPOT_LABELS.items()]
     pod = pool["spec"]["template"]["spec"]
-    pod["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+    pod["affinity"]["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     pod["tolerations"] = [*NODE_LOST, *({"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in _SPOT_TAINTS)]
     pod["terminationGracePeriodSeconds"] = NOTICE_SECONDS
     return Overlay("Rollout workers on spot nodes, beside those on nodes that stay.", (pool,))

@@ -83,7 +83,9 @@ def pod_template(component: str, containers: list[Object], volumes: list[Object]
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "topologySpreadConstraints": [_spread(component, key) for key in ("topology.kubernetes.io/zone", "kubernetes.io/hostname")],
+        # Not a constraint for zones as well: the scheduler ignores all constraints of a pod on a node that lacks the label of one.
+        "topologySpreadConstraints": [_spread(component, "kubernetes.io/hostname")],
+        "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [_other_zone(component)]}},
         "tolerations": NODE_LOST,
         **more,
         "containers": containers,
@@ -94,6 +96,10 @@ def pod_template(component: str, containers: list[Object], volumes: list[Object]
 
 def _spread(component: str, key: str) -> Object:
     return {"maxSkew": 1, "topologyKey": key, "whenUnsatisfiable": "ScheduleAnyway", "labelSelector": selector(component)}
+
+
+def _other_zone(component: str) -> Object:
+    return {"weight": 100, "podAffinityTerm": {"topologyKey": "topology.kubernetes.io/zone", "labelSelector": selector(component)}}
 
 
 def secret_volume(name: str, secret: str) -> Object:

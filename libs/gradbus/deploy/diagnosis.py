@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from gradbus.errors import SettingsError
@@ -34,12 +34,17 @@ def diagnose(text: str) -> list[str]:
         raise SettingsError(
             "no JSON list came in; give the output of `kubectl -n gradbus get pods,persistentvolumeclaims,events -o json`"
         ) from None
-    found = [line for item in items for line in _TROUBLES.get(item["kind"], _nothing)(item)]
-    return list(dict.fromkeys(found))
+    pods = [item["metadata"]["name"] for item in items if item["kind"] == "Pod"]
+    return list(dict.fromkeys(line for item in items for line in _of(item, pods)))
 
 
-def _nothing(_item: Object) -> Iterator[str]:
-    yield from ()
+def _of(item: Object, pods: Sequence[str]) -> Iterator[str]:
+    if item["kind"] == "Pod":
+        yield from _of_pod(item)
+    elif item["kind"] == "PersistentVolumeClaim":
+        yield from _of_claim(item)
+    elif item["kind"] == "Event" and item.get("reason") == "FailedCreate":
+        yield from _of_refusal(item["involvedObject"], item["message"].strip(), pods)
 
 
 def _of_claim(claim: Object) -> Iterator[str]:
@@ -50,11 +55,12 @@ def _of_claim(claim: Object) -> Iterator[str]:
         )
 
 
-def _of_event(event: Object) -> Iterator[str]:
-    """A pod that was refused is in no list of pods: only the event of its controller names it."""
-    if event.get("reason") == "FailedCreate":
-        involved = event["involvedObject"]
-        yield f"{involved['kind']} {involved['name']}: a pod was refused: {event['message'].strip()}"
+def _of_refusal(owner: Object, said: str, pods: Sequence[str]) -> Iterator[str]:
+    """A pod that was refused is in no list of pods: only the event of its owner names it. Events outlive refusals that are over."""
+    own = [name for name in pods if name.startswith(f"{owner['name']}-")]
+    made = own if owner["kind"] == "ReplicaSet" else [name for name in own if name in said]
+    if not made:
+        yield f"{owner['kind']} {owner['name']}: a pod was refused: {said}"
 
 
 def _of_pod(pod: Object) -> Iterator[str]:
@@ -89,6 +95,3 @@ def _of_end(ended: Object) -> Iterator[str]:
         yield f"it may not write its volume ({words[0]}); the storage class must take fsGroup: choose another"
     elif ended.get("exitCode"):
         yield f"it ended with status {ended['exitCode']}: {words[0]}"
-
-
-_TROUBLES: Final = {"Pod": _of_pod, "PersistentVolumeClaim": _of_claim, "Event": _of_event}

@@ -39,6 +39,14 @@ def test_a_pod_that_runs_again_after_a_failure_is_no_trouble():
     assert diagnose(json.dumps({"items": [pod]})) == []
 
 
+@pytest.mark.parametrize(("pods", "lines"), [(["nats-0", "nats-2"], 0), (["nats-0", "nats-1"], 1)])
+def test_a_refusal_is_over_once_the_pod_is_there(pods, lines):
+    said = "create Pod nats-2 in StatefulSet nats failed error: The POST operation against Pod could not be completed at this time"
+    event = {"kind": "Event", "reason": "FailedCreate", "message": said, "involvedObject": {"kind": "StatefulSet", "name": "nats"}}
+    made = [{"kind": "Pod", "metadata": {"name": name}, "status": {}} for name in pods]
+    assert len(diagnose(json.dumps({"items": [event, *made]}))) == lines
+
+
 def test_a_container_that_ended_for_another_reason_is_quoted():
     status = {"name": "nats", "image": "nats", "ready": False, "state": {"terminated": {"exitCode": 1, "message": "one\ntwo\n"}}}
     pod = {"kind": "Pod", "metadata": {"name": "nats-1"}, "status": {"containerStatuses": [status]}}

@@ -59,6 +59,18 @@ def test_kustomize_builds_the_same_objects(manifests, overlay):
     assert {identity(one): without_namespace(one) for one in yaml.safe_load_all(built)} == ours
 
 
+def test_replicas_are_spread_over_nodes_whether_or_not_the_nodes_have_zones(objects):
+    """A node without the label of one constraint is ignored by all constraints of a pod, and clusters of one's own seldom label zones."""
+    for one in objects:
+        if one["kind"] in WORKLOADS:
+            pod = one["spec"]["template"]["spec"]
+            (spread,) = pod["topologySpreadConstraints"]
+            assert spread["topologyKey"] == "kubernetes.io/hostname"
+            assert spread["labelSelector"]["matchLabels"].items() <= one["spec"]["template"]["metadata"]["labels"].items()
+            (apart,) = pod["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
+            assert apart["podAffinityTerm"]["topologyKey"] == "topology.kubernetes.io/zone"
+
+
 HELM = os.environ.get("GRADBUS_TEST_HELM_PYTHON", "")
 """An interpreter with the package helm-sdkpy, which is Helm itself and needs a newer Python than we do."""
 LINT = """
