@@ -211,7 +211,7 @@ class AsyncClient:
             return False
 
     async def export(
-        self, run: str, folder: Path, version: int | None = None, *, adapters: bool = False, overwrite: bool = False
+        self, run: str, folder: Path | str, version: int | None = None, *, adapters: bool = False, overwrite: bool = False
     ) -> ExportResource:
         """Writes a version (default: the newest) into `folder` as a Hugging Face model; returns the export's plan.
 

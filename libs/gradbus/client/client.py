@@ -212,7 +212,7 @@ class Client:
             return False
 
     def export(
-        self, run: str, folder: Path, version: int | None = None, *, adapters: bool = False, overwrite: bool = False
+        self, run: str, folder: Path | str, version: int | None = None, *, adapters: bool = False, overwrite: bool = False
     ) -> ExportResource:
         """Writes a version (default: the newest) into `folder` as a Hugging Face model; returns the export's plan.
 
@@ -220,6 +220,7 @@ class Client:
         If the run deletes the newest version meanwhile, the export begins again with the one that is newest then. Raises StackError for a
         folder that is not empty, unless `overwrite`.
         """
+        folder = Path(folder)
         if not overwrite:
             check_empty(folder)
         run_id, attempt = self._run(steps.find_id(run)), 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
-from gradbus.datasets.prepare import DatasetFile, ReadRow, RowPlan, read_rows
+from gradbus.datasets.prepare import DatasetFile, ReadRow, RowPlan, no_rows, read_rows
 from gradbus.errors import DatasetError
 from gradbus.tokenizer.encoder import PromptEncoder
 
@@ -64,7 +64,7 @@ class Check:
 
 
 def check_part(report: PartReport, files: Sequence[DatasetFile], check: Check) -> None:
-    """Reads all rows into `report`. A file that cannot be read further, as one of no JSON, ends it with a fault."""
+    """Reads all rows into `report`. A file that cannot be read further, as one of another format, ends it with a fault."""
     counts: list[int] = []
     try:
         for number, row in enumerate(read_rows(files, check.plan), start=1):
@@ -84,6 +84,8 @@ def check_part(report: PartReport, files: Sequence[DatasetFile], check: Check) -
             if found is not None:
                 counts += [] if found.prompt_tokens is None else [found.prompt_tokens]
                 report.shown += [found] if len(report.shown) < check.shown else []
+        if not report.rows and not report.refused:
+            report.faults.append(no_rows(report.left_out))
     except DatasetError as error:
         report.refuse(error)
     if counts:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import BinaryIO, Final
 
@@ -13,6 +13,14 @@ from gradbus.strict_json import parse_json
 
 MAX_ROW_BYTES: Final = 1 << 20
 MAX_LINES: Final = 50_000_000
+_BEGINNINGS: Final[Mapping[bytes, str]] = {
+    b"\x1f\x8b": "compressed by gzip",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd",
+    b"PK\x03\x04": "a ZIP archive",
+    b"\xff\xfe": "text in UTF-16",
+    b"\xfe\xff": "text in UTF-16",
+}
+"""Of files that are mistaken for JSON Lines."""
 
 
 def numbered(file: BinaryIO) -> Iterator[tuple[int, Row]]:
@@ -20,11 +28,19 @@ def numbered(file: BinaryIO) -> Iterator[tuple[int, Row]]:
 
     Raises DatasetError, naming the line, if the file is not JSON Lines or past a limit. At no time is more than a line in memory.
     """
+    for number, line in numbered_lines(file):
+        yield number, parsed_row(line, f"line {number}")
+
+
+def numbered_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """The same before they are parsed. Raises DatasetError for too many lines, and for a file that begins as none of text does."""
     for number, line in enumerate(iter(partial(file.readline, MAX_ROW_BYTES + 2), b""), start=1):
+        if number == 1 and (found := next((name for begin, name in _BEGINNINGS.items() if line.startswith(begin)), None)):
+            raise DatasetError(f"the file is {found}; write one JSON object a line, in UTF-8, or Parquet")
         if number > MAX_LINES:
             raise DatasetError(f"the dataset has more than {MAX_LINES} lines; leave rows or blank lines out")
         if line.strip():
-            yield number, parsed_row(line, f"line {number}")
+            yield number, line
 
 
 def parsed_row(line: bytes, where: str) -> Row:

@@ -12,7 +12,7 @@ from typing import BinaryIO, Final, NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from gradbus.datasets.jsonl import MAX_ROW_BYTES, as_line, numbered
+from gradbus.datasets.jsonl import MAX_ROW_BYTES, as_line, numbered_lines, parsed_row
 from gradbus.datasets.parquet import is_parquet, parquet_rows
 from gradbus.datasets.rows import GivenRow, Row, check_columns, given_row, listed
 from gradbus.errors import DatasetError
@@ -104,9 +104,13 @@ def write_rows(files: Sequence[DatasetFile], plan: RowPlan, out: BinaryIO, most_
             raise DatasetError(f"the rows have more than {most_bytes} bytes as JSON; give fewer, or the operator raises the limit")
         out.write(row.line)
     if not found.rows:
-        advice = f"the filter leaves out all {found.left_out} rows; widen data.filter" if found.left_out else _NO_ROWS
-        raise DatasetError(advice)
+        raise DatasetError(no_rows(found.left_out))
     return DatasetInfo(rows=found.rows, columns=found.columns, chat=found.chat, longest=found.longest, left_out=found.left_out)
+
+
+def no_rows(left_out: int) -> str:
+    """Why a dataset is refused of which nothing is left, though no row is wrong."""
+    return f"the filter leaves out all {left_out} rows; widen data.filter" if left_out else _NO_ROWS
 
 
 def read_rows(files: Iterable[DatasetFile], plan: RowPlan) -> Iterator[ReadRow | DatasetError]:
@@ -114,14 +118,14 @@ def read_rows(files: Iterable[DatasetFile], plan: RowPlan) -> Iterator[ReadRow |
     for where, given in _rows_of(files):
         found: ReadRow | DatasetError
         try:
-            found = _read_row(given, plan, where)
+            found = given if isinstance(given, DatasetError) else _read_row(given, plan, where)
         except DatasetError as error:
             found = error
         yield found
 
 
-def _rows_of(files: Iterable[DatasetFile]) -> Iterator[tuple[str, Row]]:
-    """(where, row) of every row of all files, in their order. Raises DatasetError, OSError."""
+def _rows_of(files: Iterable[DatasetFile]) -> Iterator[tuple[str, Row | DatasetError]]:
+    """(where, row, or what is wrong with its line) of all files, in their order. Raises DatasetError, OSError."""
     for name, path in files:
         of = f" of {name}" if name else ""
         try:
@@ -130,10 +134,20 @@ def _rows_of(files: Iterable[DatasetFile]) -> Iterator[tuple[str, Row]]:
                     yield f"row {number}{of}", row
                 continue
             with path.open("rb") as file:
-                for number, row in numbered(file):
-                    yield f"line {number}{of}", row
+                for number, line in numbered_lines(file):
+                    yield (where := f"line {number}{of}"), _parsed(line, where)
         except DatasetError as error:
             raise DatasetError(f"{name}: {error}" if name and name not in str(error) else str(error)) from None
+
+
+def _parsed(line: bytes, where: str) -> Row | DatasetError:
+    """Raises DatasetError for a line that is too long: its rest would be taken for another one."""
+    try:
+        return parsed_row(line, where)
+    except DatasetError as error:
+        if len(line) > MAX_ROW_BYTES:
+            raise
+        return error
 
 
 def _read_row(row: Row, plan: RowPlan, where: str) -> ReadRow:

@@ -7,6 +7,8 @@ from typing import Final
 _PAGE_ENDS: Final = (32, 64, 128, 256)
 _LONGEST_PAGE: Final = 256
 _LEAST_STEP: Final = 256
+KEPT_BETWEEN_TURNS: Final = 256 << 20
+"""Bytes: the default of `GRADBUS_KEPT_PREFIX_MIB`."""
 
 
 def paged(length: int) -> int:

@@ -118,9 +118,22 @@ class Bill:
         yield Part("weights, float32", 0 if offloaded != "none" and rounded else masters)
         yield Part("moments, float32", 0 if offloaded != "none" else _MOMENTS * self.trained // of_moments)
         yield from self._passes(Part("gradients, float32", _FLOAT * self.trained // of_gradients), width)
-        if (critic := trainer.critic) is not None and critic.kind == "full":
-            yield Part("critic: weights, moments, gradients", (2 * _FLOAT + _MOMENTS) * size.body)
+        yield from self._critic()
         yield self._of_process
+
+    def _critic(self) -> Iterator[Part]:
+        """A copy of the base model in float32, and what its optimiser keeps of what is trained; a value head is too small to count.
+
+        Adapters of both stand beside one base model if it is frozen in float32.
+        """
+        critic = self.spec.trainer.critic
+        if critic is None or critic.kind == "head":
+            return
+        adapters = critic.adapters
+        trained = self.size.body if adapters is None else self.size.adapter_parameters(adapters)
+        shares = adapters is not None and self.spec.trainer.lora is not None and self.spec.trainer.dtype == "fp32"
+        yield Part("critic: weights", _FLOAT * ((0 if shares else self.size.parameters) + (trained if adapters else 0)))
+        yield Part("critic: moments, gradients", (_MOMENTS + _FLOAT) * trained)
 
     def _passes(self, gradients: Part, width: int) -> Iterator[Part]:
         """Gradients, and what a forward pass keeps.
@@ -201,6 +214,11 @@ class Bill:
         """Bytes of the logits of so many tokens that exist at a time."""
         return min(self.process.logits, min(rows, self.process.rows or rows) * width * self.head // self.size.hidden)
 
+    def _kept_between_turns(self, position: int) -> int:
+        """At most what the worker may keep, and no more than a step's samples of one version have."""
+        group = self.workload.prompt + self.spec.rollout.group_size * self.spec.max_drawn_tokens
+        return min(embedded_cache.KEPT_BETWEEN_TURNS, position * self.spec.schedule.groups_per_step * group)
+
     @property
     def _files_of_a_version(self) -> int:
         """Bytes that a load maps: of the version, and with adapters of the base model, into which it merges them."""
@@ -221,6 +239,8 @@ class Bill:
             yield Part(samples, position * slots * capacity)
             prompts = embedded_cache.paged(self.workload.prompt) if self.process.on_cpu else self.workload.prompt
             yield Part("keys and values of the next prompts", position * embedded_cache.lanes(slots) * prompts)
+            if self.spec.environment is not None:
+                yield Part("kept between turns", self._kept_between_turns(position))
             if self.process.on_cpu:
                 grows = position * slots * embedded_cache.before(capacity)
                 yield Part("while it grows or loads a version", max(grows, self._files_of_a_version))

@@ -53,6 +53,8 @@ class ModelSize:
     """Of a token, the widths of the tensors that each layer keeps for the backward pass (`kept_by_layer`)."""
     stored_width: int = 4
     """Bytes of an element in the files of the weights."""
+    own_head: int = 0
+    """Of a head that is not the embedding; 0: it is."""
 
     @classmethod
     def of(cls, config: ModelConfig) -> ModelSize:
@@ -70,6 +72,7 @@ class ModelSize:
             parameters=total,
             largest=max(map(prod, shapes.values())),
             embedding=embedding,
+            own_head=0 if config.tied else embedding,
             active=total - embedding * (1 if config.tied else 2) - idle,
             experts=sum(size * experts.count for size, experts in zip(of_experts, mixtures, strict=True)),
             unchosen=1.0 - mixtures[0].chosen / mixtures[0].count if mixtures else 0.0,
@@ -106,8 +109,8 @@ class ModelSize:
 
     @property
     def body(self) -> int:
-        """Parameters without embedding and head."""
-        return self.parameters - self.embedding
+        """Parameters that hidden states follow from: all but a head of its own."""
+        return self.parameters - self.own_head
 
 
 def _linears(config: ModelConfig) -> Iterator[Linear]:

@@ -78,6 +78,7 @@ def stated_size(folder: Path, family: TransformersFamily) -> ModelSize:
         parameters=matrices + sum(layer.parameters for layer in every),
         largest=vocabulary * hidden,
         embedding=vocabulary * hidden,
+        own_head=matrices - vocabulary * hidden,
         active=sum(layer.attention + layer.fed for layer in every),
         experts=sum(layer.experts for layer in every),
         unchosen=mixed.unchosen,

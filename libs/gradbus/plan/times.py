@@ -111,7 +111,7 @@ def _train(bill: Bill, speeds: Speeds) -> float:
     found, dtype = training_operations(bill), bill.spec.trainer.dtype
     products = (found.layers + found.head) / speeds.products[dtype] + found.logits / speeds.logits[dtype]
     others = found.pairs / speeds.paired[dtype] + found.kept / speeds.kept[dtype] + found.of_logits / speeds.kept["fp32"]
-    critic = 2 if (critic := bill.spec.trainer.critic) is not None and critic.kind == "full" else 1
+    critic = 2 if (critic := bill.spec.trainer.critic) is not None and critic.kind != "head" else 1
     return (products + others) * bill.spec.trainer.inner.epochs * critic
 
 

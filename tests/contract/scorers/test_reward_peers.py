@@ -1,6 +1,7 @@
 """Other frameworks' own software behind a `[reward]` section.
 
 pip install --no-deps --target PEERS openrlhf==0.11.2 verl==0.9.1 atroposlib==0.4.0
+pip install --no-deps --target PEERS verifiers==0.1.9 openai-agents==0.3.3 griffe==1.14.0 colorama==0.4.6
 GRADBUS_TEST_PEERS=PEERS python -m pytest tests/contract/scorers/test_reward_peers.py
 """
 
@@ -79,6 +80,20 @@ async def test_atropos_own_reward_functions_grade(monkeypatch):
     monkeypatch.syspath_prepend(PEERS)
     accuracy = {"interface": "atropos", "module": "atroposlib.envs.reward_fns.accuracy_reward:AccuracyReward"}
     assert await graded(accuracy, {"solution": r"\boxed{12}"}, r"\boxed{12}", r"\boxed{13}") == [1.0, 0.0]
+
+
+async def test_a_rubric_of_verifiers_own_grades(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(PEERS)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_rubric.py").write_text(
+        "import verifiers as vf\nparser = vf.XMLParser(fields=['answer'])\n"
+        "def right(completion, answer, parser):\n    return float(parser.parse_answer(completion) == answer)\n"
+        "rubric = vf.Rubric(funcs=[right, parser.get_format_reward_func()], weights=[1.0, 0.25], parser=parser)\n"
+    )
+    row = {"prompt": [{"role": "user", "content": "5 + 7"}], "answer": "12"}
+    given = await graded({"interface": "verifiers", "module": "own_rubric:rubric"}, row, "<answer>\n12\n</answer>", "12")
+    assert given[0] == 1.25
+    assert given[1] < 0.25
 
 
 async def test_verls_own_scores_grade(monkeypatch, tmp_path):

@@ -86,7 +86,7 @@ async def test_an_older_version_is_exported_by_number(client, submitted, publish
 
 async def test_several_shards_come_with_their_index(client, submitted, publish, tmp_path):
     await publish(0, b"first", b"second")
-    client.export(submitted["id"], tmp_path / "out")
+    client.export(submitted["id"], str(tmp_path / "out"))
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
     assert index["weight_map"] == {"t0": "model-00001-of-00002.safetensors", "t1": "model-00002-of-00002.safetensors"}
     assert (tmp_path / "out" / "model-00002-of-00002.safetensors").read_bytes() == b"second"

@@ -1,5 +1,6 @@
 """JSON Lines and the prompts in them."""
 
+import gzip
 import io
 import json
 
@@ -57,6 +58,15 @@ def test_blank_lines_and_windows_line_ends_are_no_rows():
     ],
 )
 def test_what_is_no_dataset_is_named_by_its_line(data, words):
+    with pytest.raises(DatasetError, match=words):
+        rows(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [(gzip.compress(b'{"a": 1}\n'), "compressed by gzip"), ('{"a": 1}\n'.encode("utf-16"), "UTF-16"), (b"PK\x03\x04", "ZIP")],
+)
+def test_a_file_of_another_kind_is_called_by_its_name(data, words):
     with pytest.raises(DatasetError, match=words):
         rows(data)
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gradbus.plan import Workload, make_plan, memory, read_size
-from gradbus.plan.embedded_cache import before, in_one_piece, lanes, paged
+from gradbus.plan.embedded_cache import KEPT_BETWEEN_TURNS, before, in_one_piece, lanes, paged
 from gradbus.plan.heap import unused_in_heap
 from gradbus.plan.memory import Bill
 from gradbus.plan.this_cpu import card_of_rates
@@ -22,6 +22,7 @@ from gradbus_kernels.operators.batch_invariant.attention import pages
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
 from gradbus_rollout.engines.torch import config as engine_config
 from gradbus_rollout.engines.torch.gpu.cache import room_for
+from gradbus_rollout.settings import Settings
 from gradbus_trainer.learners import torch as torch_learner
 
 RATES = {
@@ -70,6 +71,18 @@ def test_lanes_are_those_of_the_engine(slots):
 def test_the_plan_has_the_rules_of_the_engine_and_of_the_learner():
     assert memory._WIDENED == engine_config._WIDENED
     assert memory._PORTIONS == torch_learner._PORTIONS
+    assert Settings.model_fields["kept_prefix_mib"].default << 20 == KEPT_BETWEEN_TURNS
+
+
+@pytest.mark.parametrize(("groups", "kept"), [(1, 4 * 8 * 192 * (64 + 8 * 8 * 128)), (4096, 256 << 20)])
+def test_what_is_kept_between_turns_is_billed_with_an_environment_alone(tmp_path, groups, kept):
+    schedule = {"steps": 1, "groups_per_step": groups}
+    of = {
+        name: {part.name: part.bytes for part in bill(tmp_path, schedule=schedule, **sections).engine.parts}
+        for name, sections in (("episodes", {"environment": {"agent": "pull"}}), ("single turns", {}))
+    }
+    assert "kept between turns" not in of["single turns"]
+    assert of["episodes"]["kept between turns"] == kept
 
 
 def test_tensors_with_pages_of_their_own_leave_nothing_in_the_heap():

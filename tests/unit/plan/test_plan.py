@@ -126,13 +126,32 @@ def test_gradients_and_activations_are_there_at_once_only_with_several_micro_bat
 
 def test_a_full_critic_and_a_reference_are_billed(tmp_path):
     size = model_size(tmp_path)
-    ppo = Bill.of(run_spec(algorithm={"name": "ppo"}), size, Workload(256, 64))
-    assert any(part.name.startswith("critic") for part in ppo.trainer.parts)
     assert Bill.of(run_spec(), size, Workload(256, 64)).reference is None
     found = Bill.of(run_spec(algorithm={"kl": 0.1}), size, Workload(256, 64)).reference
     assert found is not None
     assert found.bytes > 4 * size.parameters
     assert Bill.of(run_spec(algorithm={"kl": 0.1}, trainer={"lora": {}}), size, Workload(256, 64)).reference is None
+
+
+def critic_bytes(size, **sections):
+    bill = Bill.of(run_spec(algorithm={"name": "ppo"}, **sections), size, Workload(256, 64))
+    return sum(part.bytes for part in bill.trainer.parts if part.name.startswith("critic"))
+
+
+@pytest.mark.parametrize(("tied", "untrained"), [(True, 0), (False, 1)])
+def test_a_critic_of_its_own_trains_a_tied_embedding_and_no_other_head(tmp_path, tied, untrained):
+    size = model_size(tmp_path, tie_word_embeddings=tied)
+    assert critic_bytes(size) == 16 * size.parameters - 12 * untrained * size.embedding
+
+
+def test_adapters_of_a_critic_stand_beside_a_base_model_that_frozen_float32_shares(tmp_path):
+    size, lora = model_size(tmp_path), {"kind": "lora", "rank": 4}
+    alone, shared, rounded = (
+        critic_bytes(size, trainer={"critic": lora} | more) for more in ({}, {"lora": {}}, {"lora": {}, "dtype": "bf16"})
+    )
+    assert alone == rounded == shared + 4 * size.parameters
+    assert 0 < shared < size.parameters
+    assert critic_bytes(size, trainer={"critic": {"kind": "head"}}) == 0
 
 
 def test_one_card_is_shared_or_used_in_turns(tmp_path):

@@ -75,6 +75,12 @@ def test_a_required_form_is_described_in_words():
         ({"algorithm": {"clip": ["0.1", 0.2]}}, "algorithm.clip.0", "a number, without quotation marks"),
         ({"algorithm": {"normalize_std": "yes"}}, "algorithm.normalize_std", "true or false, without quotation marks"),
         ({"algorithm": {"normalize_std": 1}}, "algorithm.normalize_std", "true or false"),
+        (
+            {"reward": {"grader": {"type": "math", "reference": "1"}, "cache": "yes"}},
+            "reward.cache",
+            "true or false, without quotation marks",
+        ),
+        ({"reward": {"model": {"path": "m", "offload": 1}}}, "reward.model.offload", "true or false"),
         ({"seed": "1"}, "seed", "a whole number, without quotation marks"),
     ],
 )

@@ -152,7 +152,7 @@ class ScriptGrader(Part):
     script: Script = "latin"
 
 
-Interface = Literal["gradbus", "verl", "trl", "openrlhf", "slime", "atropos"]
+Interface = Literal["gradbus", "verl", "trl", "openrlhf", "slime", "atropos", "verifiers"]
 """How a reward function is called; `gradbus_reward.sandbox.interfaces` has one call for each."""
 FUNCTIONS: Final[Mapping[Interface, str]] = {
     "gradbus": "grade",
@@ -161,6 +161,7 @@ FUNCTIONS: Final[Mapping[Interface, str]] = {
     "openrlhf": "reward_func",
     "slime": "custom_rm",
     "atropos": "reward_fn",
+    "verifiers": "reward_func",
 }
 """The name of the function where the spec gives none."""
 

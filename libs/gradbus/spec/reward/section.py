@@ -9,7 +9,7 @@ from pydantic import Field
 
 from gradbus.spec.reward.graders import Grader
 from gradbus.spec.reward.protocols import PROTOCOLS, split_service
-from gradbus.spec.sections import ColumnName, ModelSpec, Number, Section, TokenId
+from gradbus.spec.sections import ColumnName, Flag, ModelSpec, Number, Section, TokenId
 
 MAX_CHANGES: Final = 64
 MAX_GROUP: Final = 2**31 - 1
@@ -19,7 +19,7 @@ ShadowName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")]
 class RewardModelSpec(ModelSpec):
     """A reward model, with the policy's tokenizer: Hugging Face's sequence classification with one label, read at the last token."""
 
-    offload: bool = Field(
+    offload: Flag = Field(
         False,
         description="Whether its weights wait in host memory while nobody asks for a score, and leave the accelerator to others; on a CPU "
         "it changes nothing.",
@@ -50,7 +50,7 @@ class ScorerSpec(Section):
         (), max_length=64, description="`sglang+` with `/score`: the reward is the probability of the first among these next tokens."
     )
 
-    cache: bool = Field(
+    cache: Flag = Field(
         False,
         description="Whether its answers are kept: a sample with the same row, prompt, response and end is not asked about again. "
         "For a scorer that is a function of these alone.",

@@ -224,13 +224,14 @@ class RunStore:
             raise no_such_run(run_id)
 
     async def _set_desired(self, run_id: str, desired: DesiredState, stored: _Stored) -> bool:
-        """False if another request changed it since it was read."""
-        key, value = f"{run_id}.desired", json.dumps(desired).encode()
+        """False if another request changed it since it was read. Raises the problem 404 if the run was deleted since."""
+        value = json.dumps(desired).encode()
+        if stored.desired is not None and stored.desired.value == value:
+            return True
+        key = OwnedKey(self._bucket, f"{run_id}.desired")
+        key.revision = stored.desired.revision if stored.desired else None
         try:
-            if stored.desired is None:
-                await self._bucket.create(key, value)
-            elif stored.desired.value != value:
-                await self._bucket.update(key, value, stored.desired.revision)
+            await (key.replace(value) if desired == "deleted" else self._replace(run_id, key, value))
         except Conflict:
             return False
         return True

@@ -38,12 +38,12 @@ class Asked:
 
     @property
     def messages(self) -> bool:
-        """Whether the row's prompt is a conversation; then so is the completion of TRL and Atropos."""
+        """Whether the row's prompt is a conversation; then so is the completion of TRL, Atropos and verifiers."""
         return isinstance(self.item.get("prompt"), list)
 
     @property
     def completion(self) -> Any:
-        """As TRL and Atropos have it."""
+        """As TRL, Atropos and verifiers have it."""
         return [{"role": "assistant", "content": self.text}] if self.messages else self.text
 
     @property
@@ -119,12 +119,40 @@ def _atropos(function: Any, asked: Asked) -> Any:
     return float(_only(made.compute([asked.completion], **asked.columns))) * made.weight
 
 
+def _verifiers(function: Any, asked: Asked) -> Any:
+    """A function, or a Rubric with several and their weights; each gets by name what it has a parameter for."""
+    item = asked.item
+    given = {
+        "prompt": item["prompt"] if asked.messages else asked.prompt,
+        "completion": asked.completion,
+        "answer": asked.truth,
+        "info": item.get("info", {}),
+        "task": item.get("task", "default"),
+    }
+    given |= {"state": dict(given), **getattr(function, "class_objects", {})}
+    parts: dict[str, float] = {}
+    total = 0.0
+    functions = getattr(function, "funcs", [function])
+    for one, weight in zip(functions, getattr(function, "weights", [1.0]), strict=True):
+        name = getattr(one, "__name__", type(one).__name__)
+        parts[name] = float(_finished(one(**_wanted(one, given))))
+        total += weight * parts[name]
+    return {**(parts if len(functions) > 1 else {}), "reward": total}
+
+
+def _wanted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters
+    takes_all = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in parameters.values())
+    return {name: value for name, value in given.items() if takes_all or name in parameters}
+
+
 _CALLS: Mapping[str, Callable[[Callable[..., Any], Asked], Any]] = {
     "verl": _verl,
     "trl": _trl,
     "openrlhf": _openrlhf,
     "slime": _slime,
     "atropos": _atropos,
+    "verifiers": _verifiers,
 }
 
 

@@ -52,6 +52,25 @@ def test_rows_are_shown_with_their_tokens_and_refused_ones_with_their_reason(che
     assert "line 5 has no column 'question'" in missing
 
 
+def test_each_line_that_is_no_row_is_named(checked, tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"prompt": "1"}\n{"prompt": \n[1]\n\n{"prompt": NaN}\n{"prompt": "2"}\n')
+    _, [report] = checked('train = "train.jsonl"', "--json")
+    assert (report["rows"], report["refused"]) == (2, 3)
+    causes = [fault.partition(";")[0].partition(" (")[0] for fault in report["faults"]]
+    assert causes == ["line 2 is not JSON", "line 3 is a list", "line 5 is not JSON"]
+
+
+@pytest.mark.parametrize(
+    ("section", "words"),
+    [('train = "train.jsonl"', "has no rows"), ('train = "one.jsonl"\nfilter.min_prompt_characters = 9', "leaves out all 1 rows")],
+)
+def test_a_dataset_of_which_nothing_is_left_says_why(checked, tmp_path, section, words):
+    (tmp_path / "train.jsonl").write_text("\n")
+    (tmp_path / "one.jsonl").write_text('{"prompt": "1"}\n')
+    status, text = checked(section)
+    assert (status, words in text) == (1, True), text
+
+
 def test_all_of_a_mixture_is_read_in_its_formats(checked, tmp_path):
     parquet.write_table(arrow.Table.from_pylist([{"prompt": "1", "n": number} for number in range(30)]), tmp_path / "a.parquet")
     (tmp_path / "more").mkdir()

@@ -10,6 +10,7 @@ VERL = "def compute_score(data_source, solution_str, ground_truth, extra_info=No
 TRL = "def reward_func(prompts, completions, answer, **columns):\n"
 OPENRLHF = "def reward_func(queries, prompts, labels):\n"
 SLIME = "async def custom_rm(args, sample):\n"
+VERIFIERS = "def reward_func(completion, answer):\n"
 ATROPOS = "class reward_fn:\n    weight = 2.0\n    def compute(self, completions, **columns):\n"
 
 
@@ -37,6 +38,8 @@ def scored(grader_scorer, ask):
         ("slime", SLIME + "    return float(sample.response == sample.label)"),
         ("slime", "def custom_rm(args, sample):\n    return {'score': float(sample.response == sample.label)}"),
         ("atropos", ATROPOS + "        return [0.5 * (completions[0] == columns['answer'][0])]"),
+        ("verifiers", VERIFIERS + "    return float(completion == answer)"),
+        ("verifiers", "async def reward_func(**given):\n    return given['state']['completion'] == given['answer']"),
     ],
 )
 async def test_each_interface_gives_its_reward(scored, interface, source):
@@ -65,6 +68,20 @@ async def test_trl_gets_conversations_columns_and_a_log(scored):
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     first, second = await scored("trl", source, item={"prompt": messages})
     assert (first.reward, second.reward, dict(first.components)) == (1.0, 0.0, {"n": 2.0})
+
+
+async def test_a_rubric_of_verifiers_weighs_its_functions_and_gives_them_its_objects(scored):
+    source = (
+        "class Rubric:\n    weights = [1.0, 0.5, 0.0]\n    class_objects = {'parser': str.strip}\n"
+        "    def right(completion, answer, parser):\n        return float(parser(completion[-1]['content']) == answer)\n"
+        "    def short(completion, info):\n        return float(len(completion[0]['content']) < info['most'])\n"
+        "    def turns(prompt, task, state):\n        return len(prompt) if task == state['task'] == 'default' else 0\n"
+        "    funcs = [right, short, turns]\nreward_func = Rubric"
+    )
+    item = {"prompt": [{"role": "user", "content": "u"}], "info": {"most": 3}, "answer": "12"}
+    first, second = await scored("verifiers", source, " 12 ", "13", item=item)
+    assert (first.reward, dict(first.components)) == (1.0, {"right": 1.0, "short": 0.0, "turns": 1.0})
+    assert (second.reward, dict(second.components)) == (0.5, {"right": 0.0, "short": 1.0, "turns": 1.0})
 
 
 async def test_openrlhf_logs_are_components(scored):
@@ -107,6 +124,8 @@ async def test_of_trls_log_what_no_component_may_be_is_left_out(scored):
         ("slime", "import asyncio\n" + SLIME + "    await asyncio.sleep(1)", "no running event loop"),
         ("slime", SLIME + "    await Waits()\nclass Waits:\n    def __await__(self):\n        yield", "serve it as a reward service"),
         ("atropos", ATROPOS + "        raise ValueError('own fault')", "own fault"),
+        ("verifiers", VERIFIERS + "    raise ValueError('own fault')", "own fault"),
+        ("verifiers", "def reward_func(completions):\n    return [1.0]", "missing 1 required positional argument: 'completions'"),
     ],
 )
 async def test_what_is_no_reward_is_invalid_and_never_zero(scored, interface, source, reason):
