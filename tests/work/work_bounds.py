@@ -57,8 +57,8 @@ BOUNDS: Final[dict[str, float]] = {
     "rollout: operators a decode step": 67,
     # The task itself, the worker's fetch, its acknowledgement, the hint.
     "rollout: messages a task": 4,
-    # One SET NX for each of the task's two groups, in one round trip.
-    "rollout: commands a task": 2,
+    # One MSETNX for the task's two groups.
+    "rollout: commands a task": 1,
     # Its size and its place in the call of the scorer, its answer, its reward's part in the verdict. Going through its sequences is
     # eight lines.
     "conductor: lines a sample": 58,

@@ -122,7 +122,7 @@ BUFFER: Final[Mapping[str, Records]] = {
         "get set mget del unlink scan getrange setbit xadd xdel xtrim xread xlen memory|usage fcall",
     ),
     # A function's keys count as read and written, so a journal is called by functions that touch nothing else.
-    "rollout": Records("assembly:* evaluation:*", "set fcall hset hsetnx hget hmget hdel", "W", own="journal:*"),
+    "rollout": Records("assembly:* evaluation:*", "set msetnx fcall hset hsetnx hget hmget hdel", "W", own="journal:*"),
     "trainer": Records("experience", "xread", "R"),
     "gateway": Records("experience", "xread", "R"),
     "supervisor": Records("", "function|load"),

@@ -17,6 +17,8 @@ _log = get_logger(__name__)
 _EVALUATION_SECONDS = 3600
 _MEASURED_ENTRIES = 64
 """Of a journal, whose entries may differ a thousandfold in size."""
+_AT_ONCE_BYTES = 16 << 20
+"""Of one command: the buffer holds the whole of it before it stores anything."""
 _LAST_TERM = 2**53 - 1
 """Above every term that a lease can have."""
 _FENCED_SECONDS = 86_400
@@ -102,7 +104,11 @@ class GroupStore:
     async def _put(self, groups: Mapping[str, Group], seconds: int | None = None) -> None:
         records = {name: seal(group.SerializeToString()) for name, group in groups.items()}
         options: list[str | int] = ["NX"] if seconds is None else ["NX", "EX", seconds]
-        with _PUT.measured(sum(map(len, records.values())), len(records)):
+        size = sum(map(len, records.values()))
+        with _PUT.measured(size, len(records)):
+            # It has one answer: to read 32 of them takes twice as long as all else. It stores all groups or, if one is there, none.
+            if seconds is None and size <= _AT_ONCE_BYTES and await self._client.msetnx(records):
+                return
             async with self._client.pipeline(transaction=False) as pipe:
                 for name, record in records.items():
                     pipe.execute_command("SET", name, record, *options)  # `pipe.set` takes longer to read its options than to write them

@@ -40,16 +40,14 @@ class ScoreResult:
 
     def message(self, sample_id: str) -> reward_pb2.SampleReward:
         """The result as a protobuf message."""
-        message = reward_pb2.SampleReward(
-            sample_id=_valid_utf8(sample_id),
-            status=STATUS[self.status],
-            reward=self.reward,
-            reason=_valid_utf8(self.reason),
-            permanent=self.permanent,
-        )
+        message = reward_pb2.SampleReward(sample_id=_valid_utf8(sample_id), status=STATUS[self.status], reward=self.reward)
+        if self.reason:
+            message.reason = _valid_utf8(self.reason)
+        if self.permanent:
+            message.permanent = True
         components = message.components  # filled one by one: the constructor takes three times as long to fill a map
         for name, value in self.components.items():
-            components[_valid_utf8(name)] = value
+            components[name if name.isascii() else _valid_utf8(name)] = value
         return message
 
 

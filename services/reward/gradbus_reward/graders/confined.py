@@ -101,7 +101,7 @@ class _StopCounts:
 def _read_part(sent: object) -> ScoreResult:
     """A part's result from a confined process, which may send anything: [reward, components] or a reason."""
     match sent:
-        case [int() | float() as reward, dict() as components] if all(_is_finite(value) for value in (reward, *components.values())):
+        case [int() | float() as reward, dict() as components] if _is_finite(reward) and all(map(_is_finite, components.values())):
             return in_range(ScoreResult(float(reward), components))
         case str():
             # Trying again would not change what the user's code does with the sample.

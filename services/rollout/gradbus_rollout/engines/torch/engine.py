@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,9 +14,7 @@ from typing import Any, Self
 
 import structlog
 import torch
-from torch import Tensor
 
-from gradbus.aio.threads import in_run_thread
 from gradbus.errors import GradbusError, ModelError, first_line
 from gradbus.formats.model_weights import check_weights
 from gradbus.spec import LoraSpec
@@ -38,7 +36,7 @@ _log = structlog.get_logger(__name__)
 class _LoadCommand:
     """Replace the weights by a version's, between two decode steps."""
 
-    tensors: Mapping[str, Tensor]
+    files: Sequence[Path]
     version: int
     future: Future[str] = field(default_factory=Future)
 
@@ -112,9 +110,8 @@ class TorchEngine:
         return self._progress + self._scheduler.prefilled_chunks
 
     async def load(self, weights: Sequence[Path], version: int, probe: ExpectedLogprobs | None = None) -> str:  # noqa: ARG002
-        """See `Engine.load`. The swap falls between two decode steps."""
-        tensors = await in_run_thread(lambda: self._versions.read(weights), "read version")
-        load = _LoadCommand(tensors, version)
+        """See `Engine.load`. The swap falls between two decode steps. The files are mapped: only the swap reads their bytes."""
+        load = _LoadCommand(weights, version)
         self._post(load)
         return await asyncio.wrap_future(load.future)
 
@@ -192,9 +189,14 @@ class TorchEngine:
 
     def _load_version(self, load: _LoadCommand) -> None:
         try:
+            tensors = self._versions.read(load.files)
+        except ModelError as error:  # nothing has changed yet
+            _settle(load.future, error)
+            return
+        try:
             if self._off_device is not None:
                 self._off_device.reload()
-            digest = self._versions.replace(load.tensors)
+            digest = self._versions.replace(tensors)
             self._scheduler.begin_version(load.version)
             self._version = load.version
             self._off_device = None
