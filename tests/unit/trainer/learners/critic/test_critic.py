@@ -24,6 +24,19 @@ def test_the_critic_learns_to_tell_the_returns(ppo, rewarded, kind):
     assert told[-1].loss < told[0].loss
 
 
+def test_of_samples_it_has_not_seen_it_explains_what_can_be_read_so_far_and_no_more(ppo, rewarded):
+    """The first token decides the reward: the value before it knows nothing, each later one can know all."""
+    learner = ppo(learning_rate=1e-2, warmup_steps=1000, trainer={"max_grad_norm": 1.0})
+    marked = np.array([2], np.int32)  # one prompt, so that the first token is always at the same position
+    told, limits = [], []
+    for step in range(30):
+        parts = [rewarded(step, seed=8 * step + part, all_trainable=True).samples for part in range(8)]
+        batch = Batch(step, [replace(sample, prompt_ids=marked) for samples in parts for sample in samples])
+        told.append(learner.train(batch).critic.explained_variance)
+        limits.append(1.0 - len(batch.samples) / sum(batch.trainable_counts))
+    assert 0.75 * np.mean(limits[-8:]) < np.mean(told[-8:]) < np.mean(limits[-8:]) + 0.02
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_warm_up_does_not_touch_the_policy(ppo, rewarded, kind):
     learner = ppo(kind=kind, warmup_steps=2)
