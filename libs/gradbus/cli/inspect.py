@@ -223,7 +223,7 @@ def _row_fields(item: dict[str, Any], prompt: str) -> str:
 
 def _judgement(sample: SampleResource) -> list[str]:
     """Of a response that a policy sampled; its reward, unless a teacher judges it and no scorer."""
-    versions = ", ".join(f"{span.version}" for span in sample.versions)
+    versions = ", ".join(dict.fromkeys(f"{span.version}" for span in sample.versions))
     parts = [f"{printable(name)} {number(value)}" for name, value in sample.components.items()]
     is_taught = sample.verdict == "train" and sample.reward_status == "none"
     return [f"version {versions}", *([] if is_taught else [f"reward {number(sample.reward)}"]), *parts]

@@ -8,6 +8,8 @@ import pytest
 
 from gradbus.v1 import environment_service_pb2 as pb
 
+from .conftest import start_service
+
 OK, INVALID, ERROR = pb.ENVIRONMENT_STATUS_OK, pb.ENVIRONMENT_STATUS_INVALID, pb.ENVIRONMENT_STATUS_ERROR
 
 
@@ -30,6 +32,21 @@ async def test_a_claim_waits_for_an_episode(worker, claim):
     opening = asyncio.create_task(worker.open())
     assert [one["episode"] for one in (await claiming).json()] == ["train.0.0.0"]
     opening.cancel()
+
+
+async def test_a_claim_that_waits_when_the_service_stops_gets_no_episodes(http, free_port, tmp_path):
+    """The embedded stack stops it with the last run that needs it."""
+    stopped = start_service(tmp_path, free_port)
+    claim = {"run": "run", "capacity": 1, "wait_seconds": 60}
+    claiming = asyncio.create_task(
+        http.post(f"{stopped.url}/v1/agent/claim", json=claim, headers={"Authorization": f"Bearer {stopped.key}"})
+    )
+    await asyncio.sleep(0.5)
+    assert not claiming.done()
+    stopped.process.terminate()
+    assert ((await claiming).status_code, (await claiming).json()) == (200, [])
+    assert await asyncio.to_thread(stopped.process.wait, 60) == 0
+    assert "Traceback" not in (tmp_path / "agent.log").read_text()
 
 
 async def test_a_claim_takes_as_many_episodes_as_it_has_room_for(worker, claim):

@@ -29,7 +29,7 @@ def entry(run_id, index):
             sample_id=name,
             n=n,
             text=f"text {name}",
-            spans=[Span(start=0, end=3, version=index // 2, trainable=True)],
+            spans=[Span(start=at, end=at + 3 - 2 * n, version=index // 2, trainable=True) for at in range(1 + 2 * n)],
             token_ids=struct.pack("<3i", 5, 7, 1),
             logprobs=struct.pack("<3f", -0.5, -2.0, 0.0),
             finish_reason=FinishReason.FINISH_REASON_STOP,
@@ -105,6 +105,11 @@ async def test_a_sample_has_its_reward_and_verdict(client, run_id):
     assert first["versions"] == [{"start": 0, "end": 3, "version": 1, "trainable": True, "sequence": 0, "author": "policy"}]
     assert first["episode"] is None
     assert (second["reward"], second["reward_status"], second["reason"]) == (None, "invalid", "cannot be judged")
+
+
+async def test_the_command_names_each_version_of_a_sample_once(gradbus, run_id):
+    lines = gradbus("samples", run_id, "--index", "5")[1].splitlines()
+    assert [line.partition("  reward")[0].partition("version")[2] for line in lines if line.startswith("5.")] == [" 2", " 2"]
 
 
 async def test_a_sample_tells_its_worker_and_when_it_was_admitted(client, run_id):

@@ -66,6 +66,7 @@ class Registry:
         """The newest attempt of each episode, whether or not it is still open."""
         self._keys: dict[bytes, AgentEpisode] = {}
         self._ended: OrderedDict[bytes, AgentEpisode] = OrderedDict()
+        self._stops = False
 
     # The rollout worker
 
@@ -162,14 +163,20 @@ class Registry:
             del self._runs[run_id]
 
     def close_all(self) -> None:
-        """Closes every episode."""
+        """Closes every episode, and answers the claims that wait: an agent must not take the end of a run for a fault."""
+        self._stops = True
         for episode in list(self._sessions.values()):
             self.close(episode, "the agent service stops")
+        for run in self._runs.values():
+            run.changed.set()
 
     # The agent
 
     async def claim(self, run_id: str, capacity: int, seconds: float) -> list[tuple[AgentEpisode, str]]:
-        """Up to `capacity` episodes of the run with their keys; none after so many seconds. Raises RefusalError if too many wait."""
+        """Up to `capacity` episodes of the run with their keys; none after so many seconds, or if the service stops.
+
+        Raises RefusalError if too many wait.
+        """
         run = self._runs.setdefault(run_id, _Run())
         if run.claims >= MAX_CLAIMS:
             message = f"{MAX_CLAIMS} claims of this run wait, as many as may; claim several episodes at a time by capacity"
@@ -177,7 +184,7 @@ class Registry:
         run.claims += 1
         try:
             async with asyncio.timeout(seconds):
-                while not (taken := _taken(run, capacity)):
+                while not (taken := _taken(run, capacity)) and not self._stops:
                     run.changed.clear()
                     await run.changed.wait()
         except TimeoutError:
