@@ -74,6 +74,14 @@ def test_a_field_of_the_zoom_that_is_empty_is_an_end_of_the_run(script, start, e
     assert script("charts/chart_grid.js", "return page.zoomOf(...given, 40);", start, end) == zoom
 
 
+@pytest.mark.parametrize(
+    ("zoom", "last", "fields"),
+    [(None, 40, ["", ""]), ([3, 9], 40, [3, 9]), ([3, 40], 40, [3, ""]), ([0, 9], 40, ["", 9]), ([3, 9], 0, [3, 9])],
+)
+def test_an_end_of_the_run_is_an_empty_field_of_the_zoom(script, zoom, last, fields):
+    assert script("charts/chart_grid.js", "return page.fieldsOf(...given);", zoom, last) == fields
+
+
 def test_a_curve_is_smoothed_over_a_share_of_its_values_and_a_gap_stays_one(script):
     values = [0.0, 1.0, None, 1.0]
     body = "return given[1].map((part) => page.smoothed(given[0], part));"

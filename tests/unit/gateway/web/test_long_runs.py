@@ -9,7 +9,7 @@ SEEN = """
   const history = page.RunHistory.of(given[0]);
   (given[1] ?? []).forEach((event) => history.add({ created_at: "2026-01-02T23:04:06Z", ...event }));
   const { drawn, averaged } = history;
-  return [drawn.steps, drawn.columns.reward, averaged.columns.reward, [0, 1, 7, 12, 13, 99].map((step) => history.spanAt("step", step))];
+  return [drawn.steps, drawn.columns.reward, averaged.columns.reward, [0, 5, 7, 12, 13, 99].map((step) => history.spanAt("step", step))];
 """
 
 
@@ -99,7 +99,8 @@ def test_the_steps_that_are_zoomed_to_are_asked_for_exactly_and_the_whole_stays(
 
 def test_a_whole_that_is_exact_is_not_asked_for_again(script):
     body = f"{LIVE} await live.load(); view.change({{ zoom: [1, 3] }}); await rest(); return [asked.length, live.shown.steps];"
-    assert script("history/live_history.js charts/chart_view.js", body, [history_of([0, 1, 2, 3, 4], reward=[1.0] * 5)]) == [1, [0, 1, 2, 3, 4]]
+    whole = history_of([0, 1, 2, 3, 4], reward=[1.0] * 5)
+    assert script("history/live_history.js charts/chart_view.js", body, [whole]) == [1, [0, 1, 2, 3, 4]]
 
 
 def test_a_history_that_has_grown_long_is_read_anew_and_loses_no_event(script):

@@ -30,7 +30,7 @@ async function show() {
   const root = make("div");
   main.replaceChildren(root);
   if (!view) {
-    root.append(make("p", { class: "empty" }, "There is no such view. ", make("a", { href: "#/" }, "All runs")));
+    root.append(make("h1", {}, "There is no such view"), make("p", { class: "empty" }, make("a", { href: "#/" }, "All runs")));
     return;
   }
   const can = (scope) => caller.scopes.includes(scope) || caller.scopes.includes("admin");

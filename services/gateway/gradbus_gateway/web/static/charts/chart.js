@@ -216,11 +216,11 @@ export class Chart {
     setText(this.value, `${text} · ${this.by} ${first === last ? first : `${first} to ${last}`}`);
   }
 
-  /** The value at an index; of a bucket, whose other point is the next or the last one, both. */
-  #valueOf(values, at, [first, last]) {
-    if (first === last || !known(values[at])) return this.format(values[at]);
-    const steps = this.#given[0];
-    const [low, high] = [values[steps.indexOf(first)], values[steps.indexOf(last)]].sort((one, other) => one - other).map(this.format);
-    return low === high ? low : `${low} to ${high}`;
+  /** The value at an index; of a bucket, which has a point at each of its ends, both. */
+  #valueOf(values, at, span) {
+    const [steps] = this.#given;
+    const ends = (span[0] === span[1] ? [values[at]] : span.map((step) => values[steps.indexOf(step)])).filter(known);
+    const [low, high] = ends.length ? [Math.min(...ends), Math.max(...ends)].map((end) => this.format(end)) : [this.format(null)];
+    return high === undefined || low === high ? low : `${low} to ${high}`;
   }
 }

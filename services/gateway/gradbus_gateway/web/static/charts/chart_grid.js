@@ -23,7 +23,7 @@ function controls(charts, view) {
   const [from, to] = ["first", "last"].map((end) => make("input", { type: "number", min: 0, placeholder: end, "aria-label": `${end} step shown`, onchange: () => view.change({ zoom: zoomOf(from.value, to.value, last()) }) }));
   const whole = make("button", { onclick: () => view.change({ zoom: null }) }, "All steps");
   const show = () => {
-    [from.value, to.value] = view.zoom ?? ["", ""];
+    [from.value, to.value] = fieldsOf(view.zoom, last());
     whole.disabled = !view.zoom;
   };
   view.listen(show);
@@ -41,6 +41,12 @@ function controls(charts, view) {
 export function zoomOf(from, to, last) {
   const [first, end] = [Number(from), to === "" ? last : Number(to)];
   return (from !== "" || to !== "") && end > first ? [first, end] : null;
+}
+
+/** The reverse: an end of all steps is left empty, so that the other field can be filled in after it. `last` is 0 while it is not known. */
+export function fieldsOf(zoom, last) {
+  if (!zoom) return ["", ""];
+  return [zoom[0] || "", last && zoom[1] >= last ? "" : zoom[1]];
 }
 
 function choice(label, name, options, view) {

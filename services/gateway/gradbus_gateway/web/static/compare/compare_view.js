@@ -38,9 +38,9 @@ export async function showRunComparison({ root, signal, query, showError }) {
     table.set(runs.map(({ run }) => run));
     const histories = runs.map(({ history }) => history);
     overlays.forEach(({ data, look }, at) => charts[at].set(data(histories), look(histories)));
-    const cut = runs.filter(({ history }) => !history.isWhole && history.newest);
+    const cut = runs.map(({ run, history }) => history.cutText(run.name || run.id)).filter(Boolean);
     rest.classList.toggle("hidden", !cut.length);
-    setText(rest, cut.map(cutText).join(" "));
+    setText(rest, cut.join(" "));
   };
   runs.forEach((entry) => {
     entry.history.onChange = show;
@@ -49,9 +49,6 @@ export async function showRunComparison({ root, signal, query, showError }) {
   return Promise.all([offering, ...runs.map((entry) => follow(entry, signal, problems))]);
 }
 
-/** What is said of a run of whose events a part is read. */
-const cutText = ({ run, history }) => `The curves of ${run.name || run.id} end at step ${history.whole.steps.at(-1) ?? 0}, because it has many events: the rest is being read.`;
-
 /** [{run, history}] of the runs that can be read; of the others, `problems` tells. */
 async function readRuns(ids, view, signal, problems) {
   const read = await Promise.all(ids.map((id) => fetchJson(`/v1/runs/${id}`, { signal }).catch((error) => {
@@ -59,11 +56,7 @@ async function readRuns(ids, view, signal, problems) {
     problems.set(id, error);
     return null;
   })));
-  const entries = read.filter(Boolean).map((run) => ({ run }));
-  // Buckets of the same width for all, so that their curves have points at the same steps. A run's progress is a little behind its history.
-  const last = () => Math.ceil(1.1 * Math.max(...entries.map(({ run }) => run.progress.step))) + 100;
-  for (const entry of entries) entry.history = new LiveHistory(entry.run.id, view, signal, () => {}, last);
-  return entries;
+  return read.filter(Boolean).map((run) => ({ run, history: new LiveHistory(run.id, view, signal, () => {}) }));
 }
 
 /** Reads a run's history until it is over and all is read. Its state is read first, so that those of its last steps are read after its end. */

@@ -37,9 +37,10 @@ export class Columns {
     }
   }
 
-  /** The first and the last x that the point at `x` stands for. */
+  /** The first and the last x of the bucket that `x` is in; of a row, and where there is none, `x` itself. */
   spanAt(x) {
-    return this.#spans[this.#indexOf(x)] ?? [x, x];
+    const span = this.#spans[this.#lastUpTo(x)];
+    return span && x <= span[1] ? span : [x, x];
   }
 
   #addBucket(table, first, at) {
@@ -64,15 +65,15 @@ export class Columns {
     this.#spans.push(span);
   }
 
-  #indexOf(x) {
+  /** The index of the last point that is not above `x`; -1 if there is none. */
+  #lastUpTo(x) {
     let low = 0;
-    let high = this.xs.length - 1;
-    while (low <= high) {
+    let high = this.xs.length;
+    while (low < high) {
       const middle = (low + high) >> 1;
-      if (this.xs[middle] === x) return middle;
-      if (this.xs[middle] < x) low = middle + 1;
-      else high = middle - 1;
+      if (this.xs[middle] <= x) low = middle + 1;
+      else high = middle;
     }
-    return -1;
+    return low - 1;
   }
 }

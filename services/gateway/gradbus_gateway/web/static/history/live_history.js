@@ -22,9 +22,9 @@ export class LiveHistory {
   #isLoading = false;
   #zooming = new AbortController();
 
-  /** `onChange` is called with each part that was read. `last()` is the last step on the axis, if others than this run's are on it too. */
-  constructor(runId, view, signal, onChange, last = () => null) {
-    Object.assign(this, { runId, view, signal, onChange, last });
+  /** `onChange` is called with each part that was read. */
+  constructor(runId, view, signal, onChange) {
+    Object.assign(this, { runId, view, signal, onChange });
     view.listen((changed) => changed.includes("zoom") && this.#zoom());
   }
 
@@ -33,18 +33,21 @@ export class LiveHistory {
     return this.#part ?? this.whole;
   }
 
+  /** What is said of the charts of the run `name` while the gateway still reads its events; empty when it has them all. */
+  cutText(name) {
+    return this.isWhole || !this.newest ? "" : `The curves of ${name} end at step ${this.whole.steps.at(-1) ?? 0}, because it has many events: the rest is being read.`;
+  }
+
   get newest() {
     return this.whole.newest;
   }
 
   /** Reads all steps; `ask` is how: `fetchJson` or `fetchPatiently`. While the gateway itself still reads, what it has is shown. */
   async load(ask = (path) => fetchPatiently(path, this.signal)) {
-    const last = this.last();
-    const range = last === null ? [] : [["from", 0], ["to", last]];
     this.#isLoading = true;
     try {
       for (this.isWhole = false; !this.isWhole; ) {
-        const found = await ask(pathOf(this.runId, [["events", EVENTS], ...range]));
+        const found = await ask(pathOf(this.runId, [["events", EVENTS]]));
         this.whole = this.#current(found);
         this.isWhole = found.is_whole;
         this.onChange();

@@ -5,7 +5,7 @@ import { Marks, scorerMarks } from "../charts/marks.js";
 import { RunCharts } from "../charts/run_charts.js";
 import { ScorerTurns } from "../charts/scorer_turns.js";
 import { fetchJson, poll } from "../lib/api.js";
-import { make } from "../lib/elements.js";
+import { make, setText } from "../lib/elements.js";
 import { FINAL } from "../lib/format.js";
 import { diagramState } from "./diagram_state.js";
 import { followEvents } from "../history/event_stream.js";
@@ -30,16 +30,20 @@ export async function showRun(context, runId) {
   const charts = new RunCharts(run.spec, view, (step) => {
     location.hash = `#/runs/${runId}/samples?steps=${step}`;
   });
+  const rest = make("p", { class: "note warn hidden", role: "status" });
   const [lineage, marks] = [new LineagePanel(), new Marks(charts.all)];
   view.listen(() => globalThis.history.replaceState(null, "", addressOf(`/runs/${runId}`, view.parameters())));
   root.append(
     header.element, events.alarms, diagram.element,
     make("div", { class: "panels" }, breakdown.element, table.element), lineage.element,
-    make("h2", { class: "over-charts" }, "Charts"), chartGrid(charts.all, view, signal, marks.element),
+    make("h2", { class: "over-charts" }, "Charts"), rest, chartGrid(charts.all, view, signal, marks.element),
     make("div", { class: "panels" }, events.element, specPanel(run)),
   );
   const history = new LiveHistory(runId, view, signal, () => {
     charts.set(history);
+    const cut = history.cutText(run.name || run.id);
+    rest.classList.toggle("hidden", !cut);
+    setText(rest, cut);
     refresh();
   });
   lineage.follow(runId, signal);

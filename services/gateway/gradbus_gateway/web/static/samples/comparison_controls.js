@@ -22,6 +22,7 @@ export function selectionOf(query, run) {
     at: Number(query.get("at")) || 0,
     show: shows(run).some(([name]) => name === query.get("show")) ? query.get("show") : "prompt",
     text: (query.get("text") ?? "").slice(0, MAX_SEARCH_CHARACTERS),
+    from: /^[\d.-]{1,60}$/.test(query.get("from") ?? "") ? query.get("from") : "",
     verdict: VERDICTS.some(([name]) => name === query.get("verdict")) ? query.get("verdict") : "",
     colour: trainsGiven(run.spec) ? "" : query.get("colour") ?? "",
     row: query.has("row") ? Number(query.get("row")) : null,
@@ -29,8 +30,8 @@ export function selectionOf(query, run) {
 }
 
 /** The reverse of `selectionOf`. */
-export function queryOf({ steps, at, show, colour, row, text, verdict }) {
-  const parts = row !== null ? { row } : show === "search" ? { show, text, verdict } : { steps: steps.join(","), at, show };
+export function queryOf({ steps, at, show, colour, row, text, verdict, from }) {
+  const parts = row !== null ? { row } : show === "search" ? { show, text, verdict, ...(from && { from }) } : { steps: steps.join(","), at, show };
   return new URLSearchParams(colour ? { ...parts, colour } : parts);
 }
 

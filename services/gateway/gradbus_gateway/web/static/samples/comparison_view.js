@@ -44,7 +44,7 @@ export async function showComparison({ root, signal, query, showError }, runId) 
     }
   };
   const update = (changes) => {
-    Object.assign(selection, changes);
+    Object.assign(selection, { from: "" }, changes); // another search begins at the first sample
     head.replaceChildren(controls(run, selection, update));
     load();
   };
@@ -77,10 +77,10 @@ export async function readStep(run, times, selection, step, signal) {
   return { title: `Step ${step}`, samples, mixed: true, more: page.has_more && page.data.length };
 }
 
-/** The first samples of the whole log that are found; a page of a search may have few or none. */
-async function search(run, { text, verdict, colour }, signal) {
+/** The first samples that are found after the place `from` of the log; a page of a search may have few or none. */
+async function search(run, { text, verdict, colour, from }, signal) {
   const samples = [];
-  let after = "";
+  let after = from;
   for (let pages = 0; after !== null && samples.length < MAX_FOUND && pages < MAX_PAGES; pages += 1) {
     const query = new URLSearchParams({ text, limit: MAX_FOUND - samples.length, after, include: "item" });
     if (verdict) query.set("verdict", verdict);
@@ -89,7 +89,7 @@ async function search(run, { text, verdict, colour }, signal) {
     samples.push(...page.data);
     after = page.next_after;
   }
-  return { title: "Found", samples, mixed: true, more: after !== null, none: "Nothing was found." };
+  return { title: "Found", samples, mixed: true, more: after !== null, next: after, none: from ? "Nothing more was found." : "Nothing was found." };
 }
 
 async function readRow(run, selection, signal) {
@@ -99,7 +99,7 @@ async function readRow(run, selection, signal) {
   return byGroup(page.data).map((samples) => ({ title: samples[0].step === null ? `Group ${samples[0].index}` : `Step ${samples[0].step}`, samples }));
 }
 
-export function columnElement(run, { title, samples, mixed, more, none }, { colour, texts, range, update }) {
+export function columnElement(run, { title, samples, mixed, more, next, none }, { colour, texts, range, update }) {
   const rewards = samples.map((sample) => sample.reward).filter((reward) => reward !== null);
   const mean = rewards.reduce((sum, reward) => sum + reward, 0) / rewards.length;
   const first = samples[0];
@@ -108,11 +108,12 @@ export function columnElement(run, { title, samples, mixed, more, none }, { colo
   return make(
     "section", { class: "column" },
     make("h2", {}, title),
-    !first ? make("p", { class: "soft" }, none && !more ? none : none ? "Nothing was found in the first part of the log." : isGiven ? "Not in the log yet." : "Not in the log: not sampled or not scored yet, or dropped.")
+    !first ? make("p", { class: "soft" }, none && !more ? none : none ? "Nothing was found in this part of the log." : isGiven ? "Not in the log yet." : "Not in the log: not sampled or not scored yet, or dropped.")
       : !isGiven && make("p", { class: "soft small" }, `by version ${versions.join(", ")}${mixed || !rewards.length ? "" : ` · mean reward ${number(mean)}`}`),
     first && !mixed && make("div", { class: "prompt" }, make("pre", {}, first.prompt), rowFields(answersOf(run, first)), make("button", { class: "plain small", onclick: () => update({ row: first.row_index }) }, "every group of this prompt")),
     make("ol", { class: "cards" }, ...samples.flatMap((sample) => [mixed && make("li", { class: "of-prompt" }, make("pre", {}, sample.prompt), rowFields(answersOf(run, sample))), sampleCard(run, sample, { colour, texts, range })])),
-    more && make("p", { class: "soft small" }, none ? "There are more samples; search for a longer text." : mixed ? `Selected from the first ${more} samples of this step.` : "There are more samples."),
+    next && make("p", {}, make("button", { onclick: () => update({ from: next }) }, "Search further")),
+    more && !none && make("p", { class: "soft small" }, mixed ? `Selected from the first ${more} samples of this step.` : "There are more samples."),
   );
 }
 
