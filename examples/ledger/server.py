@@ -115,7 +115,7 @@ def opened(world: Any, arguments: str) -> str:
     try:
         page = json.loads(arguments)["page"]
         return str(world.p(page)) if page in range(10) else "?."
-    except (ValueError, TypeError, LookupError):
+    except (ValueError, TypeError, LookupError, RecursionError):
         return "?."
 
 

@@ -228,9 +228,10 @@ class ObjectStore:
         """Removes the object at `path`; no error if there is none."""
         try:
             with self._errors(path):
-                if self._root:
-                    (self._root / checked_path(path)).unlink()
-                else:
+                file = self._root / checked_path(path) if self._root else None
+                if file and file.stat().st_size <= _SMALL_BYTES:
+                    file.unlink()
+                else:  # a large file's blocks take a file system a while to free
                     await obstore.delete_async(self._backend, checked_path(path))
         except ObjectMissingError:
             return
@@ -303,7 +304,7 @@ class ObjectStore:
         except (BaseError, OSError) as error:
             raise StorageError(
                 f"object storage {self.url} failed on {what}: {first_line(error)}; "
-                "check that it runs, has room and lets these credentials write, and try again"
+                f"check that it {'can be written to' if self._root else 'runs and lets these credentials read and write'} and has room, and try again"
             ) from error
 
 

@@ -24,9 +24,8 @@ from gradbus_kernels.models.dtypes import DTYPES
 from gradbus_trainer.checkpoints.state import Snapshot, TrainerState
 from gradbus_trainer.checkpoints.writer import CheckpointWriter
 from gradbus_trainer.fold import Fold
-from gradbus_trainer.learners.base import Learner, StepMetrics
+from gradbus_trainer.learners.base import Learner
 from gradbus_trainer.run_control import RunControl
-from gradbus_trainer.step.batch import Batch
 from gradbus_trainer.step.groups import LoggedGroup
 from gradbus_trainer.step.source import StepSource
 from gradbus_trainer.telemetry.step_report import StepReporter
@@ -108,12 +107,10 @@ class TrainLoop:
         arrived = time.perf_counter()
         await self._parts.turns.begin()
         begun = time.perf_counter()
-        is_published = self._is_published(step + 1)
-        metrics, export = await self._in_thread(lambda: self._learn(batch, trace, is_published=is_published))
+        metrics = await self._in_thread(lambda: self._fold.learn(batch))
+        trace.trained(metrics)
         self._parts.checkpoints.add_trained(sum(group.size_bytes for group in groups))
-        if isinstance(export, StorageError):
-            self._parts.reporter.disk_full(f"version {step + 1}", step, export)
-            export = await self._export(step + 1, metrics.noop)
+        export = await self._export(step + 1, metrics.noop) if self._is_published(step + 1) else None
         trace.exported()
         trained = time.perf_counter()
         observe("gradbus.step.duration", trained - begun)
@@ -126,25 +123,14 @@ class TrainLoop:
             seconds["switch"] = switching
         self._parts.reporter.trained(step, metrics, stats, seconds)
 
-    def _learn(self, batch: Batch, trace: StepTrace, *, is_published: bool) -> tuple[StepMetrics, Export | StorageError | None]:
-        """In the learner's thread: trains and writes the version that follows, without a turn of the event loop in between."""
-        metrics = self._fold.learn(batch)
-        trace.trained(metrics)
-        try:
-            return metrics, self._write_version(batch.step + 1, metrics.noop) if is_published else None
-        except StorageError as error:
-            return metrics, error
-
     def _is_published(self, step: int) -> bool:
         """Whether a version follows `step` trained steps: each if rollouts sample with it, else for a checkpoint or an evaluation."""
         return step % self._spec.publish_every == 0 or self._spec.evaluates(step) or self._parts.checkpoints.is_due(step)
 
     async def _export(self, step: int, noop: bool) -> Export:
         """The learner's weights as version `step`."""
-        return await self._write(lambda: self._write_version(step, noop), f"version {step}")
-
-    def _write_version(self, step: int, noop: bool) -> Export:
-        return export_version(step, self._parts.learner.weights(), noop, self._parts.scratch, DTYPES[self._spec.version_dtype])
+        learner, scratch, dtype = self._parts.learner, self._parts.scratch, DTYPES[self._spec.version_dtype]
+        return await self._write(lambda: export_version(step, learner.weights(), noop, scratch, dtype), f"version {step}")
 
     async def _publish(self, export: Export) -> None:
         """Begins to publish. The state keeps what a resume from here may sample with, or compare its samples with."""

@@ -126,6 +126,11 @@ def test_the_server_plays_as_the_class_does(server, world, examples):
     assert client.post("/close", json={"session": session}).json() == {}
 
 
+@pytest.mark.parametrize("arguments", ["", "[]", '{"page": "3"}', "[" * 100_000])
+def test_arguments_that_name_no_page_have_a_result(ledger_server, world, arguments):
+    assert ledger_server.opened(world(2), arguments) == "?."
+
+
 def test_a_share_of_the_first_attempts_fails_and_no_other(server, ledger_server, monkeypatch):
     monkeypatch.setattr(ledger_server, "HANG_SECONDS", 0.01)
     running, client = server(0.5)

@@ -22,8 +22,8 @@ def of_sequences(log_ratio: Tensor, tokens: PolicyTokens, ratio: Literal["sequen
     """For each token that of its sequence, over the sequence's trained tokens: their mean, or their bounded sum. `[N]`.
 
     A token's has the gradient of its own log-ratio alone, as large as that of all of its sequence's tokens together. So where these have
-    the same advantage the gradient is that of the sequence's ratio, and where they do not, each is moved by its own (GSPO-token,
-    arXiv:2507.18071, equation 14).
+    the same advantage and weight the gradient is that of the sequence's ratio, and where they do not, each is moved by its own
+    (GSPO-token, arXiv:2507.18071, equation 14).
     """
     if tokens.sequences is None or not len(log_ratio):
         return log_ratio

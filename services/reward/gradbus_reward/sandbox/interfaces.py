@@ -135,6 +135,8 @@ def _verifiers(function: Any, asked: Asked) -> Any:
     functions = getattr(function, "funcs", [function])
     for one, weight in zip(functions, getattr(function, "weights", [1.0]), strict=True):
         name = getattr(one, "__name__", type(one).__name__)
+        if name in parts:
+            name = f"{name} {len(parts) + 1}"
         parts[name] = float(_finished(one(**_wanted(one, given))))
         total += weight * parts[name]
     return {**(parts if len(functions) > 1 else {}), "reward": total}

@@ -84,6 +84,12 @@ async def test_a_rubric_of_verifiers_weighs_its_functions_and_gives_them_its_obj
     assert (second.reward, dict(second.components)) == (0.5, {"right": 0.0, "short": 1.0, "turns": 1.0})
 
 
+async def test_functions_of_a_rubric_that_share_a_name_are_components_of_their_own(scored):
+    source = "class Rubric:\n    weights = [1.0, 0.5]\n    funcs = [lambda answer: 2, lambda answer: 4]\nreward_func = Rubric"
+    first, _ = await scored("verifiers", source)
+    assert (first.reward, dict(first.components)) == (4.0, {"<lambda>": 2.0, "<lambda> 2": 4.0})
+
+
 async def test_openrlhf_logs_are_components(scored):
     source = OPENRLHF + "    return {'rewards': [2.0], 'scores': [0.5], 'extra_logs': {'a': [3], 'text': ['x']}}"
     first, _ = await scored("openrlhf", source)
