@@ -302,9 +302,9 @@ class ObjectStore:
             name = f" ({error.filename})" if error.filename else ""
             raise ObjectMissingError(f"{what} is not in {self.url}{name}; it must be stored again") from None
         except (BaseError, OSError) as error:
+            needs = "can be written to" if self._root else "runs and lets these credentials read and write"
             raise StorageError(
-                f"object storage {self.url} failed on {what}: {first_line(error)}; "
-                f"check that it {'can be written to' if self._root else 'runs and lets these credentials read and write'} and has room, and try again"
+                f"object storage {self.url} failed on {what}: {first_line(error)}; check that it {needs} and has room, and try again"
             ) from error
 
 
