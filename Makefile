@@ -48,7 +48,7 @@ demo-faults: $(VENV)/.installed-demo  ## a language model learns by a tool that 
 
 test: $(VENV)/.installed-dev  ## every test but the long ones
 	$(IN_PARALLEL) -n 4 $(PYTEST) tests/contract tests/integration tests/engines tests/unit$(NONE)
-	$(IN_PARALLEL) -n 3 $(PYTEST) tests/faults tests/e2e$(NONE)
+	$(IN_PARALLEL) -n 4 $(PYTEST) tests/faults tests/e2e$(NONE)
 
 test-faults: $(VENV)/.installed-dev  ## the long ones: kills at random and at named points, over many seeds
 	python -m pytest -m "(faults or slow) and not engines" $(PYTEST)

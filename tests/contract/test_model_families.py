@@ -197,7 +197,7 @@ def test_a_version_that_comes_to_a_device_in_pieces_is_what_the_cpu_copies(folde
     for by_pieces in (False, True):  # the CPU plays the device
         for module in (piece_reader, engine_weights):
             monkeypatch.setattr(module, "on_host", lambda _, by_pieces=by_pieces: not by_pieces)
-        monkeypatch.setattr(host_buffers, "PIECE_BYTES", 200)
+        monkeypatch.setattr(host_buffers, "PIECE_BYTES", 1000)
         model = DecoderModel(read_model_config(folder), torch.zeros(0, dtype=dtype))
         version = WholeVersions(model.weights)
         found.append((version.replace(version.read(sorted(folder.glob("*.safetensors")))), [one.clone() for one in model.weights.tensors]))
