@@ -107,8 +107,8 @@ def test_a_node_is_taken_away_with_notice_and_a_trainer_is_preempted(cluster, cl
     cluster.until(client, submitted, 40)
     cluster.take_back(node)
     cluster("scale", "deployment", "trainer", "--replicas=0")
-    preempted = cluster.until_it(client, submitted, lambda run: "trainer" in (run["waiting_for"] or ""))
-    assert "none serves the run; start one" in preempted["waiting_for"]
+    preempted = cluster.until_it(client, submitted, lambda run: "none serves the run; start one" in run["waiting_for"])
+    assert preempted["state"] == "running"
     cluster("scale", "deployment", "trainer", "--replicas=1")
     assert cluster.finished(client, submitted, STEPS) == ("succeeded", true_digest)
     cluster.wait()
