@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from gradbus.errors import DatasetError, ModelError
-from gradbus.formats.hf_model import read_object
+from gradbus.formats.hf_model import CONFIG, read_object
 from gradbus.formats.reward_model import folder_info
 from gradbus.tokenizer.chat_template import ChatTemplate
 from gradbus.tokenizer.control_tokens import ControlTokens
@@ -323,12 +323,15 @@ def _rest(text: str, beginning: str, where: str) -> str:
 
 
 def _loaded(folder: Path) -> Any:
+    from huggingface_hub.errors import StrictDataclassError  # noqa: PLC0415 - see below
     from transformers import AutoTokenizer  # noqa: PLC0415 - the fork server has imported it without torch
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         _leave_nothing_to_chance(tokenizer)
         return tokenizer
+    except StrictDataclassError as error:  # of the model's configuration, which says what class the tokenizer has
+        raise ModelFileError(CONFIG, f"transformers does not take it ({cause_of(error)}); correct the field") from error
     except BaseException as error:
         raise ModelFileError(
             TOKENIZER, f"the tokenizer cannot be loaded ({cause_of(error)}); save it again with `save_pretrained`"
