@@ -108,9 +108,9 @@ class Episode:
     seed: int = 7
     session: str = ""
 
-    async def open(self, episode="train.0.0.0", attempt=0):
+    async def open(self, episode="train.0.0.0", attempt=0, player=""):
         request = pb.OpenRequest(run_id=self.run_id, environment_json=json.dumps(self.section), episode_id=episode, attempt=attempt)
-        request.item_json, request.seed = json.dumps(self.item), self.seed
+        request.item_json, request.seed, request.player = json.dumps(self.item), self.seed, player
         answer = await self.stub.Open(request, timeout=60)
         self.session = answer.session
         return answer

@@ -108,9 +108,11 @@ async def test_two_live_sessions_of_one_name_are_an_error_and_a_closed_one_may_l
     assert (await world.open()).status == OK
     first = world.session
     again = await world.open("train.0.0.1")
-    assert (again.status, "'s' is that of an episode that is not closed" in again.reason) == (ERROR, True)
+    assert (again.status, again.is_away, "'s', which is not closed yet" in again.reason) == (ERROR, False, True)
+    other = await world.open(player="after a worker that died")
+    assert (other.status, other.is_away) == (ERROR, True)
     await world.stub.Close(pb.CloseRequest(run_id=world.run_id, session=first))
-    assert (await world.open("train.0.0.2")).status == OK
+    assert (await world.open(player="after a worker that died")).status == OK
 
 
 DESCRIPTIONS = {

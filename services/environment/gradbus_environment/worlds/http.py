@@ -41,8 +41,8 @@ class HttpWorld:
     def __init__(self, url: str, policy: AddressPolicy) -> None:
         self._client = JsonClient(url.rstrip("/"), policy)
         self._name = self._client.name
-        self._sessions: dict[str, str] = {}
-        """The server's names of sessions."""
+        self._sessions: dict[str, tuple[str, str]] = {}
+        """The server's names of sessions, and their episodes."""
         self.is_seeded = False
         """Until it says that it is."""
 
@@ -63,7 +63,10 @@ class HttpWorld:
             said = await self._post("/open", {**asked, "item": json.loads(opening.item_json)}, seconds)
             if (failed := _failed(said)) is not None:
                 return failed
-            self._sessions[session.id] = self._new_name(said)
+            name = _text(said, "session", required=True)
+            if (taken := self._taken(name, session)) is not None:
+                return taken
+            self._sessions[session.id] = name, opening.episode_id
             return _with_digest(Answer(messages=opening_messages(said.get("messages"))), said)
         except AnswerError as error:
             return Answer.error(f"{self._name} answered /open wrongly: {error}")
@@ -74,7 +77,7 @@ class HttpWorld:
         """`POST /step`."""
         opening = session.opening
         request_id = f"{opening.key}.{opening.attempt}.{move.turn}"
-        asked = {"session": self._sessions[session.id], "request_id": request_id, **move.document()}
+        asked = {"session": self._sessions[session.id][0], "request_id": request_id, **move.document()}
         try:
             said = await self._post("/step", asked, seconds)
             if (failed := _failed(said)) is not None:
@@ -88,14 +91,17 @@ class HttpWorld:
 
     async def close(self, session: Session) -> None:
         """`POST /close`; a failure harms nobody here."""
-        name = self._sessions.pop(session.id, None)
-        if name is not None:
+        if (known := self._sessions.get(session.id)) is None:
+            return
+        try:
             with contextlib.suppress(UserCodeError, AnswerError):  # its server forgets the session in its own time
-                await self._post("/close", {"session": name}, _CLOSE_SECONDS)
+                await self._post("/close", {"session": known[0]}, _CLOSE_SECONDS)
+        finally:
+            self._sessions.pop(session.id, None)  # from now on a new session may have the name
 
     async def repeat(self, session: Session, seconds: float) -> None:
         """See `RepeatableWorld`. In a new session of the server, by another player's requests."""
-        again = Session(f"{session.id} again", replace(session.opening, player=f"{session.opening.player}again"))
+        again = Session(_again(session.id), replace(session.opening, player=f"{session.opening.player}again"))
         asked = [opening_document(session.opening), *(move.document() for move in session.moves)]
         try:
             for at, (move, document, expected) in enumerate(zip([None, *session.moves], asked, session.digests, strict=True)):
@@ -112,11 +118,16 @@ class HttpWorld:
         """Closes the connections."""
         await self._client.close()
 
-    def _new_name(self, said: Document) -> str:
-        name = _text(said, "session", required=True)
-        if name in self._sessions.values():
-            raise AnswerError(f"the session {name[:80]!r} is that of an episode that is not closed; give each /open a name of its own")
-        return name
+    def _taken(self, name: str, session: Session) -> Answer | None:
+        """Two episodes would share a state. Of one episode, an earlier player may be gone, and its session is closed soon.
+
+        A session that is repeated is over, and may lend its name.
+        """
+        episodes = [episode for other, (taken, episode) in self._sessions.items() if taken == name and session.id != _again(other)]
+        if not episodes:
+            return None
+        reason = f"{self._name} gave /open the session {name[:80]!r}, which is not closed yet; give each /open a name of its own"
+        return Answer.away(reason) if session.opening.episode_id in episodes else Answer.error(reason)
 
     async def _post(self, path: str, asked: Document, seconds: float) -> Document:
         return await self._client.call(JsonRequest("POST", path, asked), json_object, seconds)
@@ -130,6 +141,11 @@ class HttpWorld:
         whole = canonical({"name": name, "version": version, "tools": [[one.name, one.description, one.parameters_json] for one in tools]})
         self.is_seeded = determinism == "seeded"
         return Description(name, digest or hashlib.sha256(whole.encode()).hexdigest(), determinism, tools)
+
+
+def _again(session_id: str) -> str:
+    """Id of the session in which another one is repeated."""
+    return f"{session_id} again"
 
 
 def _failed(said: Document) -> Answer | None:
