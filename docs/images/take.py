@@ -46,7 +46,7 @@ def main() -> None:
         page = browser.new_context(color_scheme="light").new_page()
         page.goto(client.sign_in_link())
         page.wait_for_selector("text=Sign out")
-        take(page, f"{client.url}/#/runs/{run}", "web-ui-run.png", 1000, ".chart canvas")
+        take(page, f"{client.url}/#/runs/{run}", "web-ui-run.png", 1330, ".chart canvas")
         last = client.run(run).progress.step - 1
         samples = f"{client.url}/#/runs/{run}/samples?steps=0,{last // 3},{last}&at=1&show=prompt&colour=advantage"
         take(page, samples, "web-ui-samples.png", 780, ".sample")
