@@ -66,6 +66,18 @@ def test_each_line_of_a_chart_has_a_chart_with_a_line_for_each_run(script):
     assert "Clipped" not in charts
 
 
+def test_runs_are_smoothed_by_the_steps_of_their_own_points(script):
+    body = """
+      const histories = given[1].map((found) => page.RunHistory.of(found)).map((history) => ({ shown: history, whole: history }));
+      const runs = given[0].map((spec) => ({ label: spec.name, spec }));
+      const { weightsOf } = page.overlaysOf(runs).find(({ options }) => options.title === "Reward").look(histories);
+      return [weightsOf(0), weightsOf(1)];
+    """
+    found = [history_of([0, (1, 8, 8)], reward=[0.5, [0.5] * 4]), history_of([0, 2], reward=[0.5] * 2)]
+    weights = [[1, 1, None, 7], [1, None, 1, None]]
+    assert script("compare/overlay.js history/run_history.js", body, [SPEC, with_("second")], found) == weights
+
+
 @pytest.mark.parametrize(
     ("address", "ids"),
     [

@@ -232,8 +232,8 @@ def test_a_history_that_cannot_be_read_is_said_and_what_comes_is_shown_until_it_
     """
     found = history_of([0, (1, 2001, 2001)], reward=[0.5, [1.0] * 4])
     said, asked, notice, steps = script(MODULES, body, [CRASH, CRASH, found])
-    text = "The history of name-1 cannot be read, so its curves may lack steps; load the page again to read it. The reason: " + CRASH["detail"]
-    assert said == [text, text, 1001, 2]
+    text = "The history of name-1 cannot be read, so its curves may lack steps; load the page again to read it. The reason: "
+    assert said == [text + CRASH["detail"], text + CRASH["detail"], 1001, 2]
     assert (asked, notice, steps) == (3, "", 4)
 
 
@@ -268,7 +268,11 @@ def test_a_bucket_is_smoothed_as_its_steps_would_be(script):
     assert merged == pytest.approx([every[at] for at in (0, 1, 7, 8, 11, 12)])
 
 
-def test_the_value_of_a_bucket_is_a_range_and_so_are_its_steps(script):
+@pytest.mark.parametrize(
+    ("has_extremes", "buckets"),
+    [(True, ["-1 to 2", "-1 to 2", "1 to 3"]), (False, ["-1", "-1", "3"])],
+)
+def test_the_value_of_a_bucket_is_a_range_if_it_has_extremes_and_so_are_its_steps(script, has_extremes, buckets):
     body = """
       const chart = new page.Chart({ title: "Reward", explanation: "", series: [{ label: "reward" }] }, new page.ChartView());
       globalThis.getComputedStyle = () => ({ getPropertyValue: () => "" });
@@ -276,9 +280,15 @@ def test_the_value_of_a_bucket_is_a_range_and_so_are_its_steps(script):
       globalThis.uPlot = class { constructor(given) { options = given; this.cursor = cursor; } destroy() {} };
       chart.canvas.clientWidth = 300;
       const history = page.RunHistory.of(given[0]), { steps, columns } = history.drawn;
+      chart.hasExtremes = given[1];
       chart.set([steps, columns.reward], { spanAt: (_, step) => history.spanAt("step", step) });
-      return [0, 2, 4].map((idx) => { options.hooks.setCursor[0]({ cursor: { idx } }); return chart.value.textContent; });
+      return [0, 1, 2, 4].map((idx) => { options.hooks.setCursor[0]({ cursor: { idx } }); return chart.value.textContent; });
     """
-    found = history_of(BUCKETS, reward=REWARD)
-    said = script("charts/chart.js charts/chart_view.js history/run_history.js", body, found)
-    assert said == ["0.5 \u00b7 step 0", "-1 to 2 \u00b7 step 1 to 7", "1 to 3 \u00b7 step 8 to 12"]
+    said = script("charts/chart.js charts/chart_view.js history/run_history.js", body, WHOLE, has_extremes)
+    steps = ("1 to 7", "1 to 7", "8 to 12")
+    assert said == ["0.5 \u00b7 step 0", *(f"{value} \u00b7 step {span}" for value, span in zip(buckets, steps, strict=True))]
+
+
+def test_only_the_speed_is_a_curve_without_extremes(script):
+    body = "return page.chartsOf(given[0]).filter(({ options }) => options.hasExtremes === false).map(({ options }) => options.title);"
+    assert script("charts/run_charts.js", body, {"kind": "sft", "data": {}}) == ["Speed"]
