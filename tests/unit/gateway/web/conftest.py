@@ -12,12 +12,14 @@ NODE = shutil.which("node")
 
 DOCUMENT = """
 class Part {
-  classList = { toggle() {}, add() {}, remove() {} };
+  classList = { toggle() {}, add() {}, remove() {}, contains: () => false };
+  style = {};
   constructor(tag) { Object.assign(this, { tag, parts: [], dataset: {}, attributes: {} }); }
   append(...parts) { this.parts.push(...parts); }
   replaceChildren(...parts) { this.parts = parts; }
   setAttribute(name, value) { this.attributes[name] = value; }
   addEventListener() {}
+  querySelector() { return this; }
   get textContent() { return this.parts.map((part) => part.textContent ?? part).join(" ").replace(/ +/g, " ").trim(); }
   set textContent(text) { this.parts = [text]; }
 }

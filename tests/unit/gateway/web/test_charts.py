@@ -165,6 +165,11 @@ def test_a_chart_zooms_by_brush_and_by_keys_and_leads_to_the_samples_of_a_step(s
     assert (zoom, shown, value) == (None, [0, 8], "0.5 / 0.25 · step 2")
 
 
+def test_a_chart_that_is_zoomed_says_the_newest_value_that_it_shows(script):
+    body = f"{CHOICE} return [[0, 6], [5, 8], [9, 12]].map((zoom) => {{ view.change({{ zoom }}); return chart.value.textContent; }});"
+    assert script("charts/chart.js charts/chart_view.js", body, LINES, DATA) == ["0.5 / 0.25", "0.5 / -1", "\u2013 / \u2013"]
+
+
 def test_a_logarithmic_view_draws_a_chart_anew_without_what_is_not_positive(script):
     body = f"""{CHOICE}
       view.change({{ scale: "log", smoothing: "none" }});

@@ -66,6 +66,18 @@ def test_each_line_of_a_chart_has_a_chart_with_a_line_for_each_run(script):
     assert "Clipped" not in charts
 
 
+def test_runs_are_smoothed_by_the_steps_of_their_own_points(script):
+    body = """
+      const histories = given[1].map((found) => page.RunHistory.of(found)).map((history) => ({ shown: history, whole: history }));
+      const runs = given[0].map((spec) => ({ label: spec.name, spec }));
+      const { weightsOf } = page.overlaysOf(runs).find(({ options }) => options.title === "Reward").look(histories);
+      return [weightsOf(0), weightsOf(1)];
+    """
+    found = [history_of([0, (1, 8, 8)], reward=[0.5, [0.5] * 4]), history_of([0, 2], reward=[0.5] * 2)]
+    weights = [[1, 1, None, 7], [1, None, 1, None]]
+    assert script("compare/overlay.js history/run_history.js", body, [SPEC, with_("second")], found) == weights
+
+
 @pytest.mark.parametrize(
     ("address", "ids"),
     [
@@ -172,13 +184,13 @@ def test_of_a_run_that_still_trains_only_later_events_are_read_and_once_more_whe
     assert "Reward 0.250" in text
 
 
-def test_a_run_of_which_many_events_came_since_is_read_anew(script):
+def test_a_run_of_which_many_events_came_since_is_read_anew_and_to_its_end(script):
     running = run_of(1) | {"state": "running"}
     whole = [[200, history_of([newest], reward=[newest / 8])] for newest in (1, 9)]
-    answers = {"runs": [running, running, run_of(1)], "read": [whole[0], page_of(2, more=True), whole[1]]}
+    answers = {"runs": [running, running, run_of(1)], "read": [whole[0], page_of(2, more=True), whole[1], page_of(10)]}
     asked, _, text = script("compare/compare_view.js", FOLLOW, [], answers)
-    assert asked == ["history", "events 1", "history"]
-    assert "Reward 1.125" in text
+    assert asked == ["history", "events 1", "history", "events 9"]
+    assert "Reward 1.250" in text
 
 
 def test_while_the_gateway_still_reads_a_long_run_the_page_says_up_to_which_step(script):

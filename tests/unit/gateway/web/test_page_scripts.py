@@ -382,3 +382,47 @@ def test_a_turn_says_how_it_ended_and_where_it_is(script):
         "4 tokens, sequence 3",
         "4 tokens, sequence 2, without the thinking up to turn 1",
     ]
+
+
+VIEW = """
+  globalThis.ResizeObserver = class { observe() {} disconnect() {} };
+  globalThis.matchMedia = () => ({ addEventListener() {} });
+  globalThis.setTimeout = (wake) => setImmediate(wake);
+  Object.assign(document, { createElementNS: (_, tag) => document.createElement(tag), addEventListener() {}, removeEventListener() {} });
+  const root = document.createElement("div"), controller = new AbortController(), opened = [];
+  globalThis.EventSource = class {
+    listeners = {};
+    constructor(path) { opened.push(path); this.close = () => {}; setImmediate(() => given[1].forEach((event) => this.send(event))); }
+    addEventListener(type, listener) { this.listeners[type] = listener; }
+    send(event) { this.listeners[event.type]({ data: JSON.stringify(event) }); }
+  };
+  globalThis.fetch = async (path) => {
+    const [status, body] = {
+      "/v1/runs/run-1": [200, given[0]], "/v1/runs/run-1/reward": [200, { scorers: [] }], "/v1/workers": [200, { data: [] }],
+      "/v1/runs/run-1/history": [500, { detail: "the gateway failed; its log says why" }], "/v1/runs/run-1/lineage": [404, {}],
+    }[path.split("?")[0]];
+    return { ok: status === 200, status, headers: new Headers(), json: async () => body };
+  };
+  await page.showRun({ root, signal: controller.signal, query: new URLSearchParams(), can: () => true, showError: () => {} }, "run-1");
+  for (let turn = 0; turn < 40; turn += 1) await new Promise((wake) => setImmediate(wake));
+  controller.abort();
+  return [opened, root.textContent];
+"""
+
+
+def test_a_run_whose_history_cannot_be_read_says_so_and_shows_the_events_that_come(script):
+    event = {
+        "id": 7,
+        "type": "metrics",
+        "level": "info",
+        "message": "",
+        "created_at": "2026-01-02T23:04:05Z",
+        "data": {"step": 3, "reward": 0.625},
+    }
+    alarm = event | {"id": 8, "type": "alarm", "message": "the reward fell"}
+    opened, text = script("run/run_view.js", VIEW, run_of("rl") | {"state": "succeeded"}, [event, alarm])
+    assert opened == ["/v1/runs/run-1/events?after=0"]
+    assert "The history of pairs cannot be read" in text
+    assert "the gateway failed; its log says why" in text
+    assert "Reward 0.625" in text
+    assert "the reward fell" in text

@@ -20,6 +20,7 @@ const logRange = (_, low, high) => (low === null ? [0.1, 1] : uPlot.rangeLog(low
 /**
  * A chart with a title, the newest value and a line of explanation. `series`: [{label, colour?, edge?}]; two edges make a band.
  * `by` says what stands on its x axis: "step" or "version", as there are samples of steps alone.
+ * `hasExtremes` says that the two points of a bucket are its smallest and its largest value; else the later one is its value.
  */
 export class Chart {
   #plot = null;
@@ -30,8 +31,8 @@ export class Chart {
   #marks = [];
 
   /** `onStep(step, line)` is called for a step that was chosen on a line. */
-  constructor({ title, explanation, series, format = number, points = false, smooth = false, by = "step" }, view, onStep) {
-    Object.assign(this, { title, series, format, points, smooth, by, view, onStep });
+  constructor({ title, explanation, series, format = number, points = false, smooth = false, by = "step", hasExtremes = true }, view, onStep) {
+    Object.assign(this, { title, series, format, points, smooth, by, hasExtremes, view, onStep });
     this.value = make("span", { class: "chart-value num" }, "–");
     this.canvas = make("div", { class: "chart-canvas" });
     this.element = make(
@@ -46,11 +47,12 @@ export class Chart {
 
   /**
    * `data`: [steps, ...series]; a series has null where there is no value. Of a curve with buckets of steps `means` are smoothed, and
-   * `spanAt(line, step)` is the first and the last step of a point. `whole` is the first and the last step that there are.
+   * `spanAt(line, step)` is the first and the last step of a point, and `weightsOf(line)` how many steps each point stands for.
+   * `whole` is the first and the last step that there are.
    */
-  set(data, { means = data, whole = [data[0][0] ?? 0, data[0].at(-1) ?? 0], spanAt = (_, step) => [step, step] } = {}) {
+  set(data, { means = data, whole = [data[0][0] ?? 0, data[0].at(-1) ?? 0], spanAt = (_, step) => [step, step], weightsOf = () => undefined } = {}) {
     this.#given = data;
-    this.#look = { means, whole, spanAt };
+    this.#look = { means, whole, spanAt, weightsOf };
     this.#data = this.#drawn();
     this.canvas.classList.toggle("bare", data[0].length === 0);
     this.canvas.dataset.points = data[0].length;
@@ -103,7 +105,7 @@ export class Chart {
   #drawn() {
     const data = this.view.scale === "log" ? positive(this.#given) : this.#given;
     const means = this.view.scale === "log" ? positive(this.#look.means) : this.#look.means;
-    return this.#part ? [...data, ...this.#lines().map((at) => smoothed(means[at], this.#part))] : data;
+    return this.#part ? [...data, ...this.#lines().map((at, line) => smoothed(means[at], this.#part, this.#look.weightsOf(line)))] : data;
   }
 
   #create() {
@@ -203,11 +205,13 @@ export class Chart {
     if (chosen >= 0) this.onStep(this.#given[0][at], chosen);
   }
 
-  /** Shows the value under the cursor, of a bucket the smallest and the largest; else the newest. */
+  /** Shows the value under the cursor, of a bucket the smallest and the largest; else the newest that the view shows. */
   #showValue(at = null) {
     const data = this.#given;
     if (!known(at) || !data) {
-      setText(this.value, this.#lines().map((index) => this.format((data?.[index] ?? []).findLast(known))).join(" / "));
+      const [from, to] = this.view.zoom ?? [-Infinity, Infinity];
+      const isNewest = (value, index) => known(value) && data[0][index] >= from && data[0][index] <= to;
+      setText(this.value, this.#lines().map((index) => this.format((data?.[index] ?? []).findLast(isNewest))).join(" / "));
       return;
     }
     const spans = this.#lines().map((_, line) => this.#look.spanAt(line, data[0][at]));
@@ -216,10 +220,11 @@ export class Chart {
     setText(this.value, `${text} · ${this.by} ${first === last ? first : `${first} to ${last}`}`);
   }
 
-  /** The value at an index; of a bucket, which has a point at each of its ends, both. */
+  /** The value at an index; of a bucket, which has a point at each of its ends, those. */
   #valueOf(values, at, span) {
     const [steps] = this.#given;
-    const ends = (span[0] === span[1] ? [values[at]] : span.map((step) => values[steps.indexOf(step)])).filter(known);
+    const drawn = this.hasExtremes ? span : span.slice(1);
+    const ends = (span[0] === span[1] ? [values[at]] : drawn.map((step) => values[steps.indexOf(step)])).filter(known);
     const [low, high] = ends.length ? [Math.min(...ends), Math.max(...ends)].map((end) => this.format(end)) : [this.format(null)];
     return high === undefined || low === high ? low : `${low} to ${high}`;
   }

@@ -1,13 +1,14 @@
 // What is drawn of a chart's data.
 const isThere = (value) => value !== null && value !== undefined;
 
-/** The exponential mean of `values`, over about the share `part` of those that there are; null where there is none. */
-export function smoothed(values, part) {
-  const weight = Math.min(1, 2 / (part * (values.filter(isThere).length + 1)));
+/** The exponential mean of `values`, over about the share `part` of the steps that have one; null where there is none. `weights` are the steps that each value stands for. */
+export function smoothed(values, part, weights = values.map(() => 1)) {
+  const steps = values.reduce((sum, value, at) => sum + (isThere(value) ? weights[at] : 0), 0);
+  const weight = Math.min(1, 2 / (part * (steps + 1)));
   let mean = null;
-  return values.map((value) => {
+  return values.map((value, at) => {
     if (!isThere(value)) return null;
-    mean = mean === null ? value : mean + weight * (value - mean);
+    mean = mean === null ? value : mean + (1 - (1 - weight) ** weights[at]) * (value - mean);
     return mean;
   });
 }

@@ -12,7 +12,7 @@ function of(title, explanation, columns, format = number, smooth = true) {
 }
 
 const SPEED = {
-  options: { smooth: true, title: "Speed", explanation: "trained tokens per second", series: [{ label: "tokens/s" }], format: (value) => number(value, 0) },
+  options: { smooth: true, title: "Speed", explanation: "trained tokens per second", series: [{ label: "tokens/s" }], format: (value) => number(value, 0), hasExtremes: false },
   data: (history) => [history.steps, history.tokenRates()],
 };
 const ENTROPY = of("Entropy", "of the policy, in nats per token; near 0 it repeats itself", { entropy: "entropy" }, fixed);
@@ -121,7 +121,7 @@ export class RunCharts {
   /** `history`: a LiveHistory. */
   set({ shown, whole }) {
     const { drawn, averaged } = shown;
-    const look = (chart) => ({ whole: extent(whole.drawn, chart.by), spanAt: (_, x) => shown.spanAt(chart.by, x) });
+    const look = (chart) => ({ whole: extent(whole.drawn, chart.by), spanAt: (_, x) => shown.spanAt(chart.by, x), weightsOf: () => drawn.weights });
     this.all.forEach((chart, at) => chart.set(this.#data[at](drawn), { ...look(chart), means: this.#data[at](averaged) }));
   }
 }

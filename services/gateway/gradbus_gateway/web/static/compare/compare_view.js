@@ -3,7 +3,7 @@ import { Chart } from "../charts/chart.js";
 import { chartGrid } from "../charts/chart_grid.js";
 import { ChartView } from "../charts/chart_view.js";
 import { fetchJson, poll } from "../lib/api.js";
-import { make, setText } from "../lib/elements.js";
+import { make, setTextWithCode } from "../lib/elements.js";
 import { FINAL } from "../lib/format.js";
 import { LiveHistory } from "../history/live_history.js";
 import { differenceTable, RunTable } from "./tables.js";
@@ -38,9 +38,9 @@ export async function showRunComparison({ root, signal, query, showError }) {
     table.set(runs.map(({ run }) => run));
     const histories = runs.map(({ history }) => history);
     overlays.forEach(({ data, look }, at) => charts[at].set(data(histories), look(histories)));
-    const cut = runs.map(({ run, history }) => history.cutText(run.name || run.id)).filter(Boolean);
-    rest.classList.toggle("hidden", !cut.length);
-    setText(rest, cut.join(" "));
+    const notices = runs.map(({ run, history }) => history.noticeOf(run.name || run.id)).filter(Boolean);
+    rest.classList.toggle("hidden", !notices.length);
+    setTextWithCode(rest, notices.join(" "));
   };
   runs.forEach((entry) => {
     entry.history.onChange = show;

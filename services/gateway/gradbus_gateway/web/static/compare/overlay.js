@@ -17,11 +17,15 @@ export function overlaysOf(runs) {
   return [...lines].map(([title, { chart, sources }]) => ({
     options: { ...chart.options, explanation: chart.options.ofLine ?? chart.options.explanation, title, series },
     data: (histories) => joined(sources.map((source, run) => source && columnsOf(source, histories[run].shown.drawn))),
-    look: (histories) => ({
-      means: joined(sources.map((source, run) => source && columnsOf(source, histories[run].shown.averaged))),
-      whole: united(histories.map(({ whole }) => extent(whole.drawn, chart.options.by))),
-      spanAt: (run, x) => histories[run].shown.spanAt(chart.options.by, x),
-    }),
+    look: (histories) => {
+      const weights = joined(sources.map((source, run) => source && weightsOf(histories[run].shown.drawn)));
+      return {
+        means: joined(sources.map((source, run) => source && columnsOf(source, histories[run].shown.averaged))),
+        whole: united(histories.map(({ whole }) => extent(whole.drawn, chart.options.by))),
+        spanAt: (run, x) => histories[run].shown.spanAt(chart.options.by, x),
+        weightsOf: (run) => weights[run + 1],
+      };
+    },
   }));
 }
 
@@ -31,6 +35,7 @@ function linesOf({ title, series }) {
   return lines.map(([{ label }, at]) => [lines.length > 1 ? `${title}: ${label}` : title, at]);
 }
 
+const weightsOf = ({ steps, weights }) => [steps, weights];
 const united = (extents) => [Math.min(...extents.map(([first]) => first)), Math.max(...extents.map(([, last]) => last))];
 
 function columnsOf({ data, at }, seen) {

@@ -51,6 +51,11 @@ export class RunHistory {
     return this.#metrics.xs;
   }
 
+  /** The last step or version. */
+  get last() {
+    return Math.max(this.#metrics.xs.at(-1) ?? 0, this.#evaluations.xs.at(-1) ?? 0);
+  }
+
   /** When each of `steps` was reported, in milliseconds since 1970. */
   get times() {
     return this.#metrics.times;
@@ -94,6 +99,7 @@ export class RunHistory {
     const { loss, accuracy } = evaluations[kind];
     return {
       steps: metrics.xs,
+      weights: metrics.weights,
       columns: metrics[kind],
       means: metrics.means,
       evaluations: { versions: evaluations.xs, scores: loss.some((value) => value !== null) ? loss : accuracy, accuracies: accuracy },

@@ -1,5 +1,5 @@
 // The REST interface, authenticated by the session's cookie.
-/** Statuses that pass: no response, too many requests, and a gateway or what is behind it that is away. */
+/** Statuses that pass: no response or a part of one, too many requests, and a gateway or what is behind it that is away. */
 const PASSING = new Set([0, 429, 502, 503, 504]);
 const LEAST_PAUSE_SECONDS = 2;
 
@@ -13,7 +13,7 @@ export class Problem extends Error {
   }
 }
 
-/** The response as JSON. Throws Problem with the gateway's detail; with status 0 if the gateway does not respond. */
+/** The response as JSON. Throws Problem with the gateway's detail; with status 0 if the gateway does not respond, or its answer cannot be read. */
 export async function fetchJson(path, { method = "GET", signal, body: sent, type } = {}) {
   let response;
   try {
@@ -22,7 +22,13 @@ export async function fetchJson(path, { method = "GET", signal, body: sent, type
     if (error.name === "AbortError") throw error;
     throw new Problem(0, "The gateway does not respond. See `gradbus status`.");
   }
-  const body = await response.json().catch(() => null);
+  let body = null;
+  try {
+    body = await response.json();
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    if (response.ok) throw new Problem(0, "The gateway's answer was cut off. See `gradbus status`.");
+  }
   if (response.ok) return body;
   const retryAfter = Number(response.headers.get("Retry-After")) || 0;
   throw new Problem(response.status, body?.detail ?? `The gateway responded with status ${response.status}.`, retryAfter, body?.errors);

@@ -5,7 +5,7 @@ import { Marks, scorerMarks } from "../charts/marks.js";
 import { RunCharts } from "../charts/run_charts.js";
 import { ScorerTurns } from "../charts/scorer_turns.js";
 import { fetchJson, poll } from "../lib/api.js";
-import { make, setText } from "../lib/elements.js";
+import { make, setTextWithCode } from "../lib/elements.js";
 import { FINAL } from "../lib/format.js";
 import { diagramState } from "./diagram_state.js";
 import { followEvents } from "../history/event_stream.js";
@@ -41,9 +41,9 @@ export async function showRun(context, runId) {
   );
   const history = new LiveHistory(runId, view, signal, () => {
     charts.set(history);
-    const cut = history.cutText(run.name || run.id);
-    rest.classList.toggle("hidden", !cut);
-    setText(rest, cut);
+    const notice = history.noticeOf(run.name || run.id);
+    rest.classList.toggle("hidden", !notice);
+    setTextWithCode(rest, notice);
     refresh();
   });
   lineage.follow(runId, signal);
@@ -66,7 +66,7 @@ export async function showRun(context, runId) {
   };
   refresh();
   charts.set(history);
-  history.load().then(() => followEvents(runId, history, signal, history.onChange, isOver), () => {}); // what is wrong with the run, its own request says
+  history.read().then(() => signal.aborted || followEvents(runId, history, signal, history.onChange, isOver));
   poll(`/v1/workers?run=${runId}&limit=1000`, 1, signal, (page) => {
     workers = utilization.mean(page.data);
     refresh();
