@@ -51,7 +51,7 @@ BOUNDS: Final[dict[str, float]] = {
     # Beside those of its samples: the prompt's row and lane, the header of its message, the command that stores it, its claim. Lanes
     # compute different chunks of their prompts, for those that are kept:
     # thirteen lines, two calls; from which sample on it is greedy: five lines.
-    "rollout: lines a group of four": 384,
+    "rollout: lines a group of four": 381,
     "rollout: calls a group of four": 69,
     # Forward of a model of one layer over one page of keys, draw and bookkeeping, for all slots at once; a view is an operator too.
     "rollout: operators a decode step": 67,
