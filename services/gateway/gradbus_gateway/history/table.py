@@ -28,6 +28,8 @@ NEWEST: Final = 50
 """So many rows at the end are never merged: speeds and shares of time are computed of them."""
 MOST_COLUMNS: Final = 512
 """Of a table, those that come first: a scorer may name its components differently at every step."""
+_MOST_NUMBERS: Final = 1 << 18
+"""Buckets times columns of a selection: every point of a bucket is four numbers of an answer."""
 _ITEM_BYTES: Final = 8
 _COLUMN_BYTES: Final = 200
 """Of an open column without its numbers."""
@@ -175,13 +177,15 @@ class Table:
         return True
 
     def select(self, start: int | None, end: int | None, points: int, names: frozenset[str] | None) -> Selection:
-        """The rows with `start <= x <= end`; None is the end of the table."""
+        """The rows with `start <= x <= end`; None is the end of the table. More than 131 columns have fewer than 2,000 points."""
         first, last = (self._first, self._newest[-1]) if self._first is not None else (0, 0)
         low, high = first if start is None else max(first, start), last if end is None else min(last, end)
         x = self._open.x
         pieces = tuple(piece for piece in self._pieces if piece.first <= high and low <= piece.last)
         tail = self._newest[0] if self._newest else 0
         span = bisect_left(x, low), bisect_right(x, high)
+        columns = len(self._names if names is None else self._names & names)
+        points = min(points, _MOST_NUMBERS // max(1, columns))
         return Selection(low, high, points, names, first, tail, pieces, self._open.as_now(), span)
 
     def _within(self, values: Mapping[str, float]) -> Mapping[str, float]:

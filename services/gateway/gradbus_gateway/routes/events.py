@@ -28,7 +28,10 @@ from gradbus_gateway.routes.authentication import LIST, READ, may_still_read
 from gradbus_gateway.routes.dependencies import GatewayDep
 
 router = APIRouter(prefix="/v1/runs/{run_id}", tags=["runs"], dependencies=[READ], route_class=StrictQueryRoute)
-_Points = Annotated[int, Query(ge=2, le=2000, description="Most buckets of steps, beside the first step and the newest 50.")]
+_POINTS = (
+    "Most buckets of steps, beside the first step and the newest 50; fewer of many metrics: metrics times buckets are at most 262,144."
+)
+_Points = Annotated[int, Query(ge=2, le=2000, description=_POINTS)]
 _From = Annotated[int | None, Query(alias="from", ge=0, lt=1 << 53, description="The first step; by default that of the run.")]
 _To = Annotated[int | None, Query(ge=0, lt=1 << 53, description="The last step; by default the newest.")]
 _Columns = Annotated[Sequence[str], Query(max_length=200, description="Only metrics of this name; repeated: all of these.")]

@@ -187,6 +187,14 @@ async def test_so_many_columns_as_may_be_are_all_kept(tmp_path):
     assert len(table.select(None, None, 2, None).downsampled().curves) == MOST_COLUMNS
 
 
+@pytest.mark.parametrize(("names", "points"), [(None, 512), (frozenset({"3", "no such"}), 2000), (frozenset({"no such"}), 2000)])
+async def test_a_selection_of_many_columns_has_fewer_points(tmp_path, names, points):
+    table = await filled(tmp_path, [(x, 0.0, {str(x % MOST_COLUMNS): 1.0}) for x in range(2000)])
+    selection = table.select(None, None, 2000, names)
+    assert selection.points == points
+    assert len(selection.downsampled()) <= points + 1 + NEWEST
+
+
 @pytest.mark.parametrize(("start", "end"), [(0, 1_000_000), (400, 1_000_000), (0, 799)])
 async def test_an_end_beyond_the_table_does_not_widen_its_buckets(tmp_path, start, end):
     table = await filled(tmp_path, [(x, float(x), {"a": float(x)}) for x in range(400, 800)])
