@@ -56,7 +56,7 @@ class HistoryPart(TypedDict, total=False):
     """Which part of a run's history; what is left out selects all."""
 
     points: int
-    """Most buckets of steps; by default 500."""
+    """Most buckets of steps, beside the first step and the newest 50; by default 500."""
     start: int
     """The first step, or version of an evaluation."""
     end: int

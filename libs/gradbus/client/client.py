@@ -148,12 +148,12 @@ class Client:
         """A page of events, oldest first."""
         return self._of(run, lambda run_id: calls.list_events(run_id, after, limit))
 
-    def history(self, run: str, **part: Unpack[HistoryPart]) -> HistoryResource:
-        """Metrics and evaluations as columns of at most `points` buckets of steps. Waits until the gateway has read all of a long run."""
-        run_id = self._run(steps.find_id(run))
-        while not (found := self._send(calls.get_history(run_id, part))).is_whole:
-            pass  # the gateway answers after two seconds
-        return found
+    def history(self, run: str, seconds: float | None = None, **part: Unpack[HistoryPart]) -> HistoryResource:
+        """Metrics and evaluations as columns of at most `points` buckets of steps, beside the first step and the newest 50.
+
+        Waits until the gateway has read all events of a long run. Raises TimeoutError if it has not after `seconds`.
+        """
+        return self._run(steps.history(run, part, seconds))
 
     def stream(self, run: str, after: int = 0) -> Iterator[EventResource]:
         """The events after the id `after`, those that come included, until the run ends. Reconnects, and goes on after its newest event."""

@@ -8,9 +8,10 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
-from gradbus.client.calls import LARGEST_PAGE, Call, get_run, list_runs
+from gradbus.client.calls import LARGEST_PAGE, Call, HistoryPart, get_history, get_run, list_runs
 from gradbus.control.runs import FINAL_STATES
 from gradbus.errors import GradbusError, NotFoundError, RunNameError
+from gradbus.resources.history import HistoryResource
 from gradbus.resources.page import Page
 from gradbus.resources.runs import RunResource, RunSummary
 
@@ -19,6 +20,8 @@ Item = TypeVar("Item")
 Steps = Generator[Call[Any] | float, Any, Result]
 _RUN_ID = re.compile(r"run-[0-9a-f]{12}-[0-9a-f]{6}")
 _NAMED = 5
+_HISTORY_SECONDS = 1.0
+"""Between two requests for a history that the gateway still reads."""
 
 
 class Driven(Generic[Result]):
@@ -106,6 +109,22 @@ def wait(given: str, seconds: float | None, poll_seconds: float) -> Steps[RunRes
                 "again, or cancel it"
             )
         yield float(poll_seconds)
+
+
+def history(given: str, part: HistoryPart, seconds: float | None) -> Steps[HistoryResource]:
+    """A part of a run's history, once the gateway has read all events. Raises TimeoutError if it has not after `seconds`."""
+    deadline = None if seconds is None else time.monotonic() + seconds
+    run_id = yield from find_id(given)
+    while True:
+        found: HistoryResource = yield get_history(run_id, part)
+        if found.is_whole:
+            return found
+        if deadline is not None and time.monotonic() >= deadline:
+            raise TimeoutError(
+                f"the gateway has read the events of {run_id} up to id {found.newest} after {seconds:g} s; it reads on: ask again, or give "
+                "more seconds"
+            )
+        yield _HISTORY_SECONDS
 
 
 def next_page(call: Call[Page[Item]], page: Page[Item]) -> Call[Page[Item]] | None:

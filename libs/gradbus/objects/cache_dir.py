@@ -8,6 +8,15 @@ from contextlib import contextmanager
 from gradbus.errors import DiskError, first_line
 
 
+def unwritable_cache(what: str, error: OSError) -> DiskError:
+    """The error for `what` that cannot be written below the cache folder."""
+    reason = error.strerror or first_line(error)
+    return DiskError(
+        f"cannot write {what} into the cache folder ({reason}); see that it is writable and has room, or set GRADBUS_CACHE_DIR to a "
+        "folder on a larger disk"
+    )
+
+
 @contextmanager
 def written_below_cache(what: str) -> Iterator[None]:
     """For a block that writes `what` below the cache folder: an OSError becomes a DiskError, but a FileNotFoundError stays one."""
@@ -16,8 +25,4 @@ def written_below_cache(what: str) -> Iterator[None]:
     except FileNotFoundError:
         raise
     except OSError as error:
-        reason = error.strerror or first_line(error)
-        raise DiskError(
-            f"cannot write {what} into the cache folder ({reason}); see that it is writable and has room, or set GRADBUS_CACHE_DIR to a "
-            "folder on a larger disk"
-        ) from error
+        raise unwritable_cache(what, error) from error

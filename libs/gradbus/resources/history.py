@@ -31,7 +31,7 @@ class HistoryTable(BaseModel):
     steps: list[int] = Field(description="How many steps, or evaluations, the bucket has.")
     first_at: list[datetime] = Field(description="When the first step was reported.")
     last_at: list[datetime] = Field(description="When the last step was reported.")
-    columns: dict[str, HistoryColumn] = Field(description="By the name of the metric; of a metric in an object `seconds/wait`.")
+    columns: dict[str, HistoryColumn] = Field(description="By the name of the metric; in an object `seconds/wait`. At most 512.")
 
 
 class HistoryEvent(EventResource):
@@ -49,4 +49,6 @@ class HistoryResource(BaseModel):
     is_whole: bool = Field(description="False: the gateway still reads the run's events, and this is what it has read; ask again.")
     metrics: HistoryTable
     evaluations: HistoryTable
-    events: list[HistoryEvent] = Field(description="The newest events that are no metrics, and the newest 1000 changes of the scorer.")
+    events: list[HistoryEvent] = Field(
+        description="The newest events that are no metrics, and the newest 1000 changes of the scorer; fewer where they are large."
+    )

@@ -12,7 +12,7 @@ from gradbus.resources.runs import EventResource
 EVENT: Final = "gradbus/event"
 """The value of each point that says which event it comes from."""
 Group = Literal["train", "eval"]
-_STEPS: Final[Mapping[str, tuple[Group, str]]] = {"metrics": ("train", "step"), "evaluation": ("eval", "version")}
+STEPS: Final[Mapping[str, tuple[Group, str]]] = {"metrics": ("train", "step"), "evaluation": ("eval", "version")}
 """Type of event to the group of its metrics, and the field that is their step."""
 
 
@@ -37,9 +37,9 @@ class PointReader:
 
     def point(self, event: EventResource) -> Point | None:
         """The point of an event of the gateway; None if it has none, or one that was there before."""
-        if event.type not in _STEPS:
+        if event.type not in STEPS:
             return None
-        group, field = _STEPS[event.type]
+        group, field = STEPS[event.type]
         step, values = event.data.get(field), dict(finite_numbers(event.data, group))
         if type(step) is not int or step <= self._last.get(group, -1) or len(values) < 2:
             return None

@@ -4,6 +4,7 @@ import pytest
 
 from gradbus.client import steps
 from gradbus.errors import ApiError, RunNameError, api_error
+from gradbus.resources.history import HistoryResource, HistoryTable
 from gradbus.resources.page import Page
 from gradbus.resources.runs import RunSummary
 
@@ -77,3 +78,33 @@ def test_any_refusal_but_an_unknown_id_is_passed_on():
 def test_without_any_run_it_says_how_to_submit_one():
     with pytest.raises(RunNameError, match="gradbus run SPEC"):
         find_run(Gateway(), "last")
+
+
+EMPTY = HistoryTable(width=1, first=[], last=[], steps=[], first_at=[], last_at=[], columns={})
+
+
+def history_steps(seconds, *are_whole):
+    """What `history` does and returns of a gateway that answers so."""
+    work, did, answers = steps.history(OLD, {"start": 3}, seconds), [], iter(are_whole)
+    try:
+        step = next(work)
+        while True:
+            did.append(step if isinstance(step, float) else step.params)
+            answer = None
+            if not isinstance(step, float):
+                answer = HistoryResource(run_id=OLD, newest=7, is_whole=next(answers), metrics=EMPTY, evaluations=EMPTY, events=[])
+            step = work.send(answer)
+    except StopIteration as end:
+        return did, end.value.is_whole
+
+
+@pytest.mark.parametrize("seconds", [None, 3600.0])
+def test_a_history_is_asked_for_with_pauses_until_it_is_whole(seconds):
+    asked = {"from": 3}
+    assert history_steps(seconds, False, False, True) == ([asked, 1.0, asked, 1.0, asked], True)
+
+
+def test_a_history_that_is_not_read_in_time_is_a_timeout_that_says_how_far_it_is():
+    assert history_steps(0.0, True) == ([{"from": 3}], True)
+    with pytest.raises(TimeoutError, match="up to id 7 after 0 s"):
+        history_steps(0.0, False)

@@ -5,7 +5,7 @@ import pytest
 from fastapi import FastAPI
 
 from gradbus.control.annotations import AnnotationChange
-from gradbus.errors import ObjectMissingError, StorageError
+from gradbus.errors import DiskError, ObjectMissingError, StorageError
 from gradbus_gateway.http import problems
 
 
@@ -25,6 +25,10 @@ async def http():
     @app.get("/gone")
     async def gone():
         raise ObjectMissingError("the blob was deleted")
+
+    @app.get("/full")
+    async def full():
+        raise DiskError("cannot write; set GRADBUS_CACHE_DIR")
 
     @app.patch("/run")
     async def annotate(change: AnnotationChange):
@@ -46,6 +50,12 @@ async def test_what_a_service_behind_does_not_give_is_503_with_a_retry(http, pat
     answer = await http.get(path)
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
     assert answer.json()["type"] == "urn:gradbus:problem:unavailable"
+
+
+async def test_a_disk_that_cannot_be_written_is_503_and_says_what_to_do(http):
+    answer = await http.get("/full")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "30")
+    assert answer.json()["detail"] == "cannot write; set GRADBUS_CACHE_DIR"
 
 
 @pytest.mark.parametrize("tag", ["-a", "two words", "a\n", "", "x" * 65])

@@ -6,8 +6,14 @@ import math
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 Spans = list[tuple[int, int]]
+_ITEM_BYTES: Final = 8
+_ARRAYS: Final = 5
+"""Of a curve, and of the buckets themselves."""
+_ARRAY_BYTES: Final = 100
+"""Of an array without its items."""
 
 
 @dataclass(slots=True)
@@ -80,6 +86,11 @@ class Buckets:
 
     def __len__(self) -> int:
         return len(self.first)
+
+    @property
+    def memory_bytes(self) -> int:
+        """An estimate."""
+        return (len(self.curves) + 1) * _ARRAYS * (len(self) * _ITEM_BYTES + _ARRAY_BYTES)
 
     def part(self, start: int, end: int) -> Buckets:
         """The buckets from `start` to before `end`."""

@@ -2,65 +2,56 @@
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from gradbus.bus import Event
-from gradbus.trackers.points import finite_numbers
-from gradbus_gateway.history.table import Table
+from gradbus.telemetry import get_logger
+from gradbus.trackers.points import STEPS, finite_numbers
+from gradbus_gateway.history.happenings import Happening, Happenings
+from gradbus_gateway.history.size import Size
+from gradbus_gateway.history.table import MOST_COLUMNS, Table
 
-_TABLES: Final = {"metrics": "step", "evaluation": "version"}
-"""Type of event to the field that is the x of its row; every field of the data that is a number is a column."""
+_log = get_logger(__name__)
 _MOST_EVENTS: Final = 400
 _MOST_SCORERS: Final = 1000
-
-
-@dataclass(slots=True)
-class Happening:
-    """An event that is no metrics, with the first step that ended after it, once there is one."""
-
-    event: Event
-    step: int | None = None
 
 
 class RunHistory:
     """Takes a run's events in their order. A step that a restarted trainer reports again is left out."""
 
-    def __init__(self, folder: Path) -> None:
-        """Older rows lie in files without names in `folder`."""
+    def __init__(self, run_id: str, folder: Path) -> None:
+        """Older rows lie in files without names in `folder`, which is made when there are any."""
+        self._run_id = run_id
         self.steps = Table(folder)
         self.evaluations = Table(folder)
         self.newest = 0
         """Sequence of the newest event."""
-        self._events: deque[Happening] = deque(maxlen=_MOST_EVENTS)
-        self._scorers: deque[Happening] = deque(maxlen=_MOST_SCORERS)
+        self._events = Happenings(_MOST_EVENTS)
+        self._scorers = Happenings(_MOST_SCORERS)
         """Changes of the scorer stay longer than other events: charts mark them."""
-        self._without_step: deque[Happening] = deque(maxlen=_MOST_EVENTS + _MOST_SCORERS)
+        self._has_told = False
 
     @property
-    def size_bytes(self) -> int:
-        """Of its files."""
-        return self.steps.size_bytes + self.evaluations.size_bytes
+    def size(self) -> Size:
+        """What it takes."""
+        events = Size(runs=1, memory_bytes=self._events.memory_bytes + self._scorers.memory_bytes)
+        return Size.total((self.steps.size, self.evaluations.size, events))
 
-    def add(self, event: Event) -> None:
-        """Takes the next event. Raises OSError when the disk is full."""
-        if event.type in _TABLES:
-            self._add_row(event)
+    async def add(self, event: Event) -> None:
+        """Takes the next event, or raises DiskError when the folder cannot be written: take it again then."""
+        if event.type in STEPS:
+            await self._add_row(event)
         if event.type != "metrics":
-            happening = Happening(event)
-            (self._scorers if event.type == "scorer" else self._events).append(happening)
-            self._without_step.append(happening)
+            (self._scorers if event.type == "scorer" else self._events).add(event)
         self.newest = event.sequence
 
     def happenings(self, most: int) -> list[Happening]:
         """The newest `most` events that are no metrics, and the changes of the scorer, oldest first."""
-        events = list(self._events)[-most:] if most else []
-        return sorted([*self._scorers, *events], key=lambda happening: happening.event.sequence)
+        return sorted([*self._scorers.newest(_MOST_SCORERS), *self._events.newest(most)], key=lambda happening: happening.event.sequence)
 
-    def _add_row(self, event: Event) -> None:
-        field = _TABLES[event.type]
+    async def _add_row(self, event: Event) -> None:
+        _, field = STEPS[event.type]
         values = dict(finite_numbers(event.data, ""))
         values.pop("version", None)
         x = event.data.get(field)
@@ -68,6 +59,9 @@ class RunHistory:
             return
         values.pop(field, None)
         table = self.steps if event.type == "metrics" else self.evaluations
-        if table.add(x, event.created_unix_ns / 1e9, values) and event.type == "metrics":
-            while self._without_step and self._without_step[0].event.created_unix_ns <= event.created_unix_ns:
-                self._without_step.popleft().step = x
+        if await table.add(x, event.created_unix_ns / 1e9, values) and event.type == "metrics":
+            self._events.reported(x)
+            self._scorers.reported(x)
+        if table.has_left_out and not self._has_told:
+            self._has_told = True
+            _log.warning("history_columns_left_out", run_id=self._run_id, type=event.type, most=MOST_COLUMNS)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import math
 import os
 from array import array
@@ -9,11 +11,14 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Final
 
+from gradbus.objects.cache_dir import unwritable_cache
 from gradbus_gateway.history.buckets import Buckets, Curve, spans_of
+from gradbus_gateway.history.size import Size
 
 PIECE: Final = 4096
 """The x of a piece have the same quotient by it."""
@@ -21,7 +26,13 @@ GRAIN: Final = 64
 """Width of the buckets that stay in memory."""
 NEWEST: Final = 50
 """So many rows at the end are never merged: speeds and shares of time are computed of them."""
+MOST_COLUMNS: Final = 512
+"""Of a table, those that come first: a scorer may name its components differently at every step."""
+_MOST_NUMBERS: Final = 1 << 18
+"""Buckets times columns of a selection: every point of a bucket is four numbers of an answer."""
 _ITEM_BYTES: Final = 8
+_COLUMN_BYTES: Final = 200
+"""Of an open column without its numbers."""
 
 
 @dataclass(slots=True)
@@ -39,6 +50,15 @@ class _Rows:
         self.at.append(at)
         for name, column in self.columns.items():
             column.append(values.get(name, math.nan))
+
+    @property
+    def memory_bytes(self) -> int:
+        """An estimate."""
+        return (len(self.columns) + 2) * (len(self.x) * _ITEM_BYTES + _COLUMN_BYTES)
+
+    def as_now(self) -> _Rows:
+        """The same rows and columns; it gets further rows, but no columns that come later."""
+        return _Rows(self.x, self.at, dict(self.columns))
 
     def buckets(self, start: int, end: int, names: Collection[str] | None) -> Buckets:
         """Copies of the rows from index `start` to before `end`, with the columns in `names`, or all."""
@@ -67,7 +87,6 @@ class _Piece:
 
     def read(self, names: Collection[str] | None) -> _Rows:
         """The rows with the columns in `names`, or all."""
-
         size = sum(self.buckets.rows) * _ITEM_BYTES
 
         def part(number: int) -> bytes:
@@ -82,9 +101,9 @@ class Selection:
     """A part of a table as it was when it was selected."""
 
     start: int
-    """The first x."""
+    """The first x, not below that of the table."""
     end: int
-    """The last x."""
+    """The last x, not beyond that of the table."""
     points: int
     """Most buckets, beside `NEWEST` at the end and one at the beginning."""
     names: frozenset[str] | None
@@ -93,18 +112,19 @@ class Selection:
     tail: int
     """From here on rows are not merged."""
     pieces: tuple[_Piece, ...]
-    rest: Buckets
-    """Rows that are not in the file."""
+    rest: _Rows
+    """Rows that are not in the file, of which those from the first index to before the second are selected."""
+    span: tuple[int, int]
 
     @property
     def width(self) -> int:
         """Of a bucket: a power of two, so that buckets begin at the same x whatever part is selected and however much the table grows."""
-        return 1 << max(0, (math.ceil((self.end - self.start + 1) / self.points) - 1).bit_length())
+        return 1 << (math.ceil(max(1, self.end - self.start + 1) / self.points) - 1).bit_length()
 
     def downsampled(self) -> Buckets:
         """The buckets. Reads the file: run it in a thread."""
         found = Buckets()
-        for part in (*map(self._of_piece, self.pieces), self.rest):
+        for part in (*map(self._of_piece, self.pieces), self.rest.buckets(*self.span, self.names)):
             found.extend(part.merged(spans_of(part.first, self.width, self.head, self.tail)))
         return found.merged(spans_of(found.first, self.width, self.head, self.tail)) if self.width > PIECE else found
 
@@ -122,45 +142,80 @@ class Table:
     """Rows by ascending x. The older ones are in a file without a name, which ends with the table; in memory stay buckets of `GRAIN`."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder` is where the file lies."""
+        """`folder` is where the file lies; both are made for the first piece."""
         self._folder = folder
         self._file: IO[bytes] | None = None
         self._pieces: list[_Piece] = []
         self._open = _Rows()
+        self._names: set[str] = set()
         self._newest: deque[int] = deque(maxlen=NEWEST)
         self._first: int | None = None
-        self.size_bytes = 0
-        """Of the file."""
+        self._file_bytes = 0
+        self._piece_bytes = 0
+        self.has_left_out = False
+        """Whether there were more than `MOST_COLUMNS` columns."""
 
-    def add(self, x: int, at: float, values: Mapping[str, float]) -> bool:
-        """Adds a row, unless there is one with this x or a larger one. Returns whether it did. Raises OSError when the disk is full."""
+    @property
+    def size(self) -> Size:
+        """What it takes."""
+        return Size(
+            files=int(self._file is not None), disk_bytes=self._file_bytes, memory_bytes=self._open.memory_bytes + self._piece_bytes
+        )
+
+    async def add(self, x: int, at: float, values: Mapping[str, float]) -> bool:
+        """Adds a row, unless there is one with this x or a larger one. Returns whether it did. One call at a time.
+
+        Raises DiskError when the folder cannot be written; the row is not added then.
+        """
         if self._newest and x <= self._newest[-1]:
             return False
         if self._open.x and x // PIECE != self._open.x[-1] // PIECE:
-            self._store()
+            await self._store()
         self._first = x if self._first is None else self._first
         self._newest.append(x)
-        self._open.add(x, at, values)
+        self._open.add(x, at, self._within(values))
         return True
 
     def select(self, start: int | None, end: int | None, points: int, names: frozenset[str] | None) -> Selection:
-        """The rows with `start <= x <= end`; None is the end of the table."""
+        """The rows with `start <= x <= end`; None is the end of the table. More than 131 columns have fewer than 2,000 points."""
         first, last = (self._first, self._newest[-1]) if self._first is not None else (0, 0)
-        low, high = first if start is None else start, last if end is None else end
+        low, high = first if start is None else max(first, start), last if end is None else min(last, end)
         x = self._open.x
-        rest = self._open.buckets(bisect_left(x, low), bisect_right(x, high), names)
         pieces = tuple(piece for piece in self._pieces if piece.first <= high and low <= piece.last)
         tail = self._newest[0] if self._newest else 0
-        return Selection(low, high, points, names, first, tail, pieces, rest)
+        span = bisect_left(x, low), bisect_right(x, high)
+        columns = len(self._names if names is None else self._names & names)
+        points = min(points, _MOST_NUMBERS // max(1, columns))
+        return Selection(low, high, points, names, first, tail, pieces, self._open.as_now(), span)
 
-    def _store(self) -> None:
-        rows, count = self._open, len(self._open.x)
-        self._file = self._file or TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115 - it ends with the table
-        data = b"".join([rows.x.tobytes(), rows.at.tobytes(), *(column.tobytes() for column in rows.columns.values())])
-        if os.pwrite(self._file.fileno(), data, self.size_bytes) < len(data):
-            raise OSError(f"the disk of {self._folder} is full")
-        whole = rows.buckets(0, count, None)
-        merged = whole.merged(spans_of(whole.first, GRAIN, -1, 1 << 62))
-        self._pieces.append(_Piece(self._file, self.size_bytes, tuple(rows.columns), merged))
-        self.size_bytes += len(data)
+    def _within(self, values: Mapping[str, float]) -> Mapping[str, float]:
+        """The values whose columns are, or now become, among the first `MOST_COLUMNS`."""
+        if values.keys() <= self._names:
+            return values
+        new = [name for name in values if name not in self._names]
+        self._names.update(islice(new, MOST_COLUMNS - len(self._names)))
+        known = {name: value for name, value in values.items() if name in self._names}
+        self.has_left_out |= len(known) < len(values)
+        return known
+
+    async def _store(self) -> None:
+        piece = await asyncio.to_thread(self._written)
+        self._pieces.append(piece)
+        self._file_bytes += sum(piece.buckets.rows) * (len(piece.names) + 2) * _ITEM_BYTES
+        self._piece_bytes += piece.buckets.memory_bytes
         self._open = _Rows()
+
+    def _written(self) -> _Piece:
+        """The open rows as a piece in the file. Takes tenths of a second: run it in a thread."""
+        rows = self._open
+        data = b"".join([rows.x.tobytes(), rows.at.tobytes(), *(column.tobytes() for column in rows.columns.values())])
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._file = self._file or TemporaryFile(dir=self._folder, buffering=0)  # noqa: SIM115 - it ends with the table
+            if os.pwrite(self._file.fileno(), data, self._file_bytes) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise unwritable_cache("the history of a run", error) from error
+        whole = rows.buckets(0, len(rows.x), None)
+        merged = whole.merged(spans_of(whole.first, GRAIN, -1, 1 << 62))
+        return _Piece(self._file, self._file_bytes, tuple(rows.columns), merged)

@@ -22,7 +22,7 @@ _MEANINGS: Final = {
     422: "The spec or a parameter is wrong; `errors` lists every fault.",
     429: "The key sends too much; try again after `Retry-After` seconds.",
     500: "A stored record cannot be read.",
-    503: "A service behind the gateway does not respond; try again after `Retry-After` seconds.",
+    503: "A service behind the gateway does not respond, or its disk is full; try again after `Retry-After` seconds.",
     507: "The disk has no room for the upload.",
 }
 _OF_EVERY_ROUTE: Final = (405, 413)

@@ -17,13 +17,15 @@ from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from gradbus.errors import Fault, GradbusError, ObjectMissingError, SpecError, StorageError
+from gradbus.errors import DiskError, Fault, GradbusError, ObjectMissingError, SpecError, StorageError
 from gradbus.telemetry import get_logger
 from gradbus_gateway.http.methods import allowed_methods
 
 _log = get_logger(__name__)
 _TYPE = "urn:gradbus:problem:"
 MEDIA_TYPE = "application/problem+json"
+_DISK_SECONDS = 30
+"""When to try again: somebody makes room meanwhile."""
 
 
 class ProblemDocument(BaseModel):
@@ -70,6 +72,7 @@ def register(app: FastAPI) -> None:
     # A blob that was deleted while it was read: the next attempt says which one.
     for unreachable in (StorageError, ObjectMissingError, NatsError, APIError, RedisError, TimeoutError, grpc.aio.AioRpcError):
         app.add_exception_handler(unreachable, _on_unreachable)
+    app.add_exception_handler(DiskError, _on_disk)
     app.add_exception_handler(ClientDisconnect, _on_disconnect)
     app.add_exception_handler(Exception, _on_crash)
 
@@ -131,6 +134,11 @@ async def _on_unreachable(request: Request, error: Exception) -> JSONResponse:
     _log.error("backend_unreachable", path=request.url.path, error=f"{type(error).__name__}: {error}")
     detail = "a service behind the gateway does not respond; try again, then see `gradbus status`"
     return problem(request, ProblemError(503, "unavailable", detail, retry_after=1))
+
+
+async def _on_disk(request: Request, error: Exception) -> JSONResponse:
+    _log.error("disk_unwritable", path=request.url.path, error=str(error))
+    return problem(request, ProblemError(503, "disk-unwritable", str(error), retry_after=_DISK_SECONDS))
 
 
 async def _on_disconnect(_request: Request, _error: Exception) -> Response:

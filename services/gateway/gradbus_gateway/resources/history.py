@@ -9,7 +9,7 @@ from typing import Any
 
 from gradbus.resources.history import HistoryColumn, HistoryEvent, HistoryTable
 from gradbus_gateway.history.buckets import Buckets, Curve
-from gradbus_gateway.history.run_history import Happening
+from gradbus_gateway.history.happenings import Happening
 from gradbus_gateway.history.table import Selection
 from gradbus_gateway.resources.runs import event_resource
 

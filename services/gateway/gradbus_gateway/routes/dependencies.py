@@ -1,4 +1,4 @@
-"""The dependency of every route: what request handlers share. The gateway keeps no state; all of it is in NATS and object storage."""
+"""The dependency of every route: what request handlers share. All state is in NATS and object storage; caches are filled again."""
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from gradbus.resources.runs import EventResource
 from gradbus_gateway.events.revocation import while_allowed
 from gradbus_gateway.history.table import Selection, Table
 from gradbus_gateway.http.description import problems
+from gradbus_gateway.http.problems import ProblemError
 from gradbus_gateway.http.request_limits import admission_of
 from gradbus_gateway.http.strict_query import StrictQueryRoute
 from gradbus_gateway.resources.history import history_event, history_table
@@ -26,8 +27,11 @@ from gradbus_gateway.resources.runs import event_resource
 from gradbus_gateway.routes.authentication import LIST, READ, may_still_read
 from gradbus_gateway.routes.dependencies import GatewayDep
 
-router = APIRouter(prefix="/v1/runs/{run_id}", tags=["runs"], dependencies=[READ, LIST], route_class=StrictQueryRoute)
-_Points = Annotated[int, Query(ge=2, le=2000, description="Most buckets of steps, beside the first step and the newest 50.")]
+router = APIRouter(prefix="/v1/runs/{run_id}", tags=["runs"], dependencies=[READ], route_class=StrictQueryRoute)
+_POINTS = (
+    "Most buckets of steps, beside the first step and the newest 50; fewer of many metrics: metrics times buckets are at most 262,144."
+)
+_Points = Annotated[int, Query(ge=2, le=2000, description=_POINTS)]
 _From = Annotated[int | None, Query(alias="from", ge=0, lt=1 << 53, description="The first step; by default that of the run.")]
 _To = Annotated[int | None, Query(ge=0, lt=1 << 53, description="The last step; by default the newest.")]
 _Columns = Annotated[Sequence[str], Query(max_length=200, description="Only metrics of this name; repeated: all of these.")]
@@ -37,6 +41,7 @@ _Events = Annotated[int, Query(ge=0, le=400, description="How many of the newest
 @router.get(
     "/events",
     response_model=Page[EventResource],
+    dependencies=[LIST],
     summary="List events of a run",
     responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}, **problems(404, 500)},
 )
@@ -78,18 +83,25 @@ class _Asked:
 
 
 async def _asked(points: _Points = 500, from_: _From = None, to: _To = None, column: _Columns = ()) -> _Asked:
+    if from_ is not None and to is not None and from_ > to:
+        fault = {"path": "query.from", "message": "`from` is a later step than `to`", "given": str(from_)}
+        raise ProblemError(422, "invalid-request", "`from` is a later step than `to`: exchange them", [fault])
     return _Asked(from_, to, points, frozenset(column) or None)
 
 
 @router.get("/history", response_model=HistoryResource, summary="Show the metrics of a run as columns", responses=problems(404, 500))
-async def get_history(run_id: str, gateway: GatewayDep, asked: Annotated[_Asked, Depends(_asked)], events: _Events = 0) -> Response:
+async def get_history(
+    run_id: str, request: Request, gateway: GatewayDep, asked: Annotated[_Asked, Depends(_asked)], events: _Events = 0
+) -> Response:
     """For charts: as many points as a chart has room for, however many steps the run has.
 
-    Steps are merged into buckets with their smallest, largest, mean and last value. Fewer steps than `points`, from `from` to `to`, come
-    exactly as they were reported. The events have every step.
+    Steps are merged into buckets with their smallest, largest, mean and last value. If the run has no more than `points` steps from `from`
+    to `to`, they come exactly as they were reported. There are at most 512 metrics, those that were reported first. The events have every
+    step and every metric.
     """
     await gateway.runs.get(run_id)
     history, is_whole = await gateway.histories.of(run_id)
+    await admission_of(request).take_list_turn()  # not before: a request that waits for the reading keeps no turn from others
     metrics, evaluations, happenings = asked.of(history.steps), asked.of(history.evaluations), history.happenings(events)
     newest = history.newest
 

@@ -2,15 +2,20 @@
 
 import asyncio
 import math
+from types import SimpleNamespace
 
 import pytest
 from nats.js.errors import APIError
 
-from gradbus.bus import EventLog
-from gradbus.client import AsyncClient
-from gradbus.errors import NotFoundError
+from gradbus.bus import Buckets, EventLog
+from gradbus.client import AsyncClient, RetryPolicy
+from gradbus.errors import NotFoundError, StackError
 from gradbus_gateway.history import histories
 from gradbus_gateway.history.histories import Histories
+from gradbus_gateway.http.admission import Admission, Admissions
+from gradbus_gateway.routes import events
+from gradbus_gateway.runs.store import RunStore
+from gradbus_gateway.settings import RequestLimits
 
 STEPS = 700
 
@@ -72,7 +77,9 @@ def test_a_run_without_events_has_empty_tables(client, http, submitted):
     assert (history.newest, history.is_whole, history.metrics.first, history.metrics.columns) == (0, True, [], {})
     with pytest.raises(NotFoundError):
         client.history("run-000000000000-000000")
-    assert http.get(f"/v1/runs/{submitted['id']}/history", params={"point": 3}).status_code == 422
+    for wrong in ({"point": 3}, {"from": 5, "to": 4}):
+        assert http.get(f"/v1/runs/{submitted['id']}/history", params=wrong).status_code == 422
+    assert http.get(f"/v1/runs/{submitted['id']}/history", params={"from": 5, "to": 5}).status_code == 200
 
 
 async def test_a_history_is_read_once_whoever_asks_and_an_answer_does_not_wait_for_its_end(bus, trained, tmp_path, monkeypatch):
@@ -87,8 +94,9 @@ async def test_a_history_is_read_once_whoever_asks_and_an_answer_does_not_wait_f
     await read.close()
 
 
-async def test_the_histories_that_were_asked_for_longest_ago_are_forgotten(bus, trained, tmp_path, monkeypatch):
-    monkeypatch.setattr(histories, "_MOST_RUNS", 1)
+@pytest.mark.parametrize("most", [{"runs": 1}, {"memory_bytes": 10_000}])
+async def test_the_histories_that_were_asked_for_longest_ago_are_forgotten(bus, trained, tmp_path, monkeypatch, most):
+    monkeypatch.setattr(histories, "_MOST", histories._MOST._replace(**most))
     read = Histories(bus, tmp_path)
     first, _ = await read.of(trained)
     assert (await read.of(trained))[0] is first
@@ -113,3 +121,61 @@ async def test_a_reading_that_fails_is_told_and_the_next_one_begins_where_it_end
     history, is_whole = await read.of(trained)
     assert (is_whole, sum(history.steps.select(None, None, 9, None).downsampled().rows)) == (True, STEPS)
     await read.close()
+
+
+async def test_a_history_that_is_being_read_is_not_forgotten(bus, trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(histories, "_MOST", histories._MOST._replace(runs=1))
+    monkeypatch.setattr(histories, "_WAIT_SECONDS", 0.0)
+    read, original, goes_on = Histories(bus, tmp_path), EventLog.follow, asyncio.Event()
+
+    async def follow(log, after=0, until_current=False):
+        async for event in original(log, after, until_current):
+            yield event
+            if event.data.get("step") == 100:
+                await goes_on.wait()
+
+    monkeypatch.setattr(EventLog, "follow", follow)
+    first, _ = await read.of(trained)
+    monkeypatch.setattr(histories, "_WAIT_SECONDS", 60.0)
+    assert (await read.of("run-000000000000-000000"))[1]
+    goes_on.set()
+    assert await read.of(trained) == (first, True)
+    await read.close()
+
+
+async def test_a_folder_that_cannot_be_written_is_a_503_that_says_so_and_a_short_run_needs_none(stack, trained, log, start_gateway):
+    url, _ = start_gateway(cache_dir="/proc/none")
+    async with AsyncClient(url, stack.key, RetryPolicy(seconds=0.0)) as client:
+        assert (await client.history(trained)).is_whole
+        log.emit("metrics", "step 5000", {"step": 5000, "reward": 0.5})
+        await log.wait_until_stored()
+        with pytest.raises(StackError, match="GRADBUS_CACHE_DIR"):
+            await client.history(trained)
+
+
+async def test_a_request_that_waits_for_the_reading_keeps_no_turn_from_other_lists(bus, trained, tmp_path, monkeypatch):
+    admissions, begun, goes_on, original = Admissions(RequestLimits(lists=1)), asyncio.Event(), asyncio.Event(), EventLog.follow
+
+    async def follow(log, after=0, until_current=False):
+        begun.set()
+        await goes_on.wait()
+        async for event in original(log, after, until_current):
+            yield event
+
+    monkeypatch.setattr(EventLog, "follow", follow)
+    monkeypatch.setattr(histories, "_WAIT_SECONDS", 60.0)
+    gateway = SimpleNamespace(runs=RunStore(await bus.bucket(Buckets.RUNS)), histories=Histories(bus, tmp_path))
+    admission, other = Admission(admissions, ""), Admission(admissions, "")
+    request = SimpleNamespace(state=SimpleNamespace(admission=admission))
+    answer = asyncio.create_task(events.get_history(trained, request, gateway, await events._asked(500, None, None, ())))
+    await begun.wait()
+    async with asyncio.timeout(60):
+        await other.take_list_turn()
+        goes_on.set()
+        await asyncio.wait({gateway.histories._entries[trained].reading})
+        assert not answer.done()
+        other.end()
+        assert b'"is_whole":true' in (await answer).body
+        admission.end()
+        await other.take_list_turn()
+    await gateway.histories.close()

@@ -1,13 +1,16 @@
 """Tables of metrics, read downsampled, against buckets computed row by row."""
 
+import asyncio
 import math
 import random
+import threading
 from fractions import Fraction
 
 import pytest
 
+from gradbus.errors import DiskError
 from gradbus_gateway.history import table as tables
-from gradbus_gateway.history.table import GRAIN, NEWEST, PIECE, Table
+from gradbus_gateway.history.table import GRAIN, MOST_COLUMNS, NEWEST, PIECE, Table
 
 
 def written(seed):
@@ -66,18 +69,18 @@ def found_of(buckets, name):
     return found
 
 
-def filled(folder, rows):
+async def filled(folder, rows):
     table = Table(folder)
-    taken = [row for row in rows if table.add(*row)]
+    taken = [row for row in rows if await table.add(*row)]
     assert taken == kept(rows)
     return table
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_each_bucket_has_its_extremes_its_mean_and_its_last_value(tmp_path, seed):
+async def test_each_bucket_has_its_extremes_its_mean_and_its_last_value(tmp_path, seed):
     draw = random.Random(seed)
     points, part = draw.choice([2, 7, 100, 500, 2000]), draw.choice([None, (draw.randrange(9000), draw.randrange(1, 1 << 17))])
-    table = filled(tmp_path, written(seed))
+    table = await filled(tmp_path, written(seed))
     rows = kept(written(seed))
     start, end = (part[0], sum(part)) if part else (None, None)
     selection = table.select(start, end, points, None)
@@ -92,49 +95,116 @@ def test_each_bucket_has_its_extremes_its_mean_and_its_last_value(tmp_path, seed
 
 
 @pytest.mark.parametrize("count", [1, 2, NEWEST, NEWEST + 1, PIECE + GRAIN])
-def test_the_first_and_the_last_row_are_kept_as_they_are(tmp_path, count):
-    table = filled(tmp_path, [(x, x / 2, {"a": float(x)}) for x in range(count)])
+async def test_the_first_and_the_last_row_are_kept_as_they_are(tmp_path, count):
+    table = await filled(tmp_path, [(x, x / 2, {"a": float(x)}) for x in range(count)])
     buckets = table.select(None, None, 2, None).downsampled()
     for at, x in ((0, 0), (-1, count - 1)):
         assert (buckets.first[at], buckets.last[at], buckets.first_at[at], buckets.curves["a"].low[at]) == (x, x, x / 2, float(x))
 
 
-def test_a_part_that_fits_is_exact_and_bucket_borders_do_not_move_while_the_table_grows(tmp_path):
+async def test_a_part_that_fits_is_exact_and_bucket_borders_do_not_move_while_the_table_grows(tmp_path):
     rows = [(x, float(x), {"a": math.sin(x)}) for x in range(3 * PIECE)]
-    table = filled(tmp_path, rows)
+    table = await filled(tmp_path, rows)
     part = table.select(PIECE - 200, PIECE + 299, 500, None).downsampled()
     assert list(part.first) == list(part.last) == list(range(PIECE - 200, PIECE + 300))
     assert list(part.curves["a"].low) == [math.sin(x) for x in part.first]
     before = set(table.select(None, None, 200, None).downsampled().first[1:-NEWEST])
     for x in range(3 * PIECE, 3 * PIECE + 400):
-        table.add(x, float(x), {"a": 0.0})
+        await table.add(x, float(x), {"a": 0.0})
     assert before <= set(table.select(None, None, 200, None).downsampled().first)
 
 
-def test_columns_are_selected_and_what_is_selected_stays_while_rows_are_added(tmp_path):
-    table = filled(tmp_path, [(x, float(x), {"a": 1.0, "b": 2.0}) for x in range(2 * PIECE + 10)])
+async def test_columns_are_selected_and_what_is_selected_stays_while_rows_are_added(tmp_path):
+    table = await filled(tmp_path, [(x, float(x), {"a": 1.0, "b": 2.0}) for x in range(2 * PIECE + 10)])
     selection = table.select(None, None, 50, frozenset({"b", "x"}))
     for x in range(2 * PIECE + 10, 4 * PIECE):
-        table.add(x, float(x), {"a": 5.0, "b": 5.0})
+        await table.add(x, float(x), {"a": 5.0, "b": 5.0})
     buckets = selection.downsampled()
     assert set(buckets.curves) == {"b"}
     assert set(buckets.curves["b"].high) == {2.0}
     assert sum(buckets.rows) == 2 * PIECE + 10
 
 
-def test_memory_does_not_grow_with_the_rows_but_with_their_coarse_buckets(tmp_path):
-    table = filled(tmp_path, [(x, float(x), {"a": 1.0}) for x in range(5 * PIECE)])
-    assert table.size_bytes == 4 * PIECE * 3 * 8
+async def test_memory_does_not_grow_with_the_rows_but_with_their_coarse_buckets(tmp_path):
+    table = await filled(tmp_path, [(x, float(x), {"a": 1.0}) for x in range(5 * PIECE)])
+    assert (table.size.files, table.size.disk_bytes) == (1, 4 * PIECE * 3 * 8)
+    assert PIECE * 3 * 8 < table.size.memory_bytes < PIECE * 3 * 8 + 32_000
     assert list(tmp_path.iterdir()) == []  # the file has no name
     rest = table.select(4 * PIECE, None, 500, None)
-    assert (len(rest.rest), rest.pieces) == (PIECE, ())
+    assert (rest.span, rest.pieces) == ((0, PIECE), ())
 
 
-def test_a_row_that_the_disk_has_no_room_for_is_taken_when_there_is_room(tmp_path, monkeypatch):
-    table = filled(tmp_path, [(x, float(x), {"a": 1.0}) for x in range(PIECE)])
+async def test_rows_are_taken_when_there_is_room_again_and_short_tables_need_no_folder(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    table = await filled(tmp_path / "file" / "below", [(x, float(x), {"a": 1.0}) for x in range(PIECE)])
+    with pytest.raises(DiskError, match=r"Not a directory.*GRADBUS_CACHE_DIR"):
+        await table.add(PIECE, 0.0, {"a": 2.0})
+    (tmp_path / "file").unlink()
     with monkeypatch.context() as full:
         full.setattr(tables.os, "pwrite", lambda *_: 0)
-        with pytest.raises(OSError, match="is full"):
-            table.add(PIECE, 0.0, {"a": 2.0})
-    assert table.add(PIECE, 0.0, {"a": 2.0})
+        with pytest.raises(DiskError, match=r"No space left.*GRADBUS_CACHE_DIR"):
+            await table.add(PIECE, 0.0, {"a": 2.0})
+    assert await table.add(PIECE, 0.0, {"a": 2.0})
     assert sum(table.select(None, None, 2, None).downsampled().rows) == PIECE + 1
+
+
+async def test_a_piece_is_written_in_a_thread_and_its_rows_can_be_read_meanwhile(tmp_path, monkeypatch):
+    table = await filled(tmp_path, [(x, float(x), {"a": float(x)}) for x in range(PIECE)])
+    begun, goes_on, pwrite = threading.Event(), threading.Event(), tables.os.pwrite
+
+    def slow(*given):
+        begun.set()
+        assert goes_on.wait(60)
+        return pwrite(*given)
+
+    monkeypatch.setattr(tables.os, "pwrite", slow)
+    adding = asyncio.create_task(table.add(PIECE, 0.0, {"a": 0.5, "b": 1.0}))
+    assert await asyncio.to_thread(begun.wait, 60)
+    before = table.select(None, None, 100, None)
+    goes_on.set()
+    assert await adding
+    for selection, rows, names in ((before, PIECE, {"a"}), (table.select(None, None, 100, None), PIECE + 1, {"a", "b"})):
+        buckets = selection.downsampled()
+        assert (sum(buckets.rows), set(buckets.curves), max(buckets.curves["a"].high)) == (rows, names, PIECE - 1)
+
+
+async def test_names_that_are_new_at_each_step_make_no_more_than_so_many_columns(tmp_path):
+    def row(x):
+        return {"reward": float(x)} | {f"of {x}, {number}": 1.0 for number in range(256)}
+
+    table = await filled(tmp_path, [(x, float(x), row(x)) for x in range(PIECE - 40, PIECE + 40)])
+    buckets = table.select(None, None, 500, None).downsampled()
+    assert len(buckets.curves) == MOST_COLUMNS
+    assert table.has_left_out
+    assert list(buckets.curves["reward"].newest) == [float(x) for x in range(PIECE - 40, PIECE + 40)]
+    assert sum(buckets.curves[f"of {PIECE - 40}, 255"].count) == 1
+    assert table.size.memory_bytes < 1 << 20
+
+
+async def test_so_many_columns_as_may_be_are_all_kept(tmp_path):
+    table = await filled(tmp_path, [(x, 0.0, {str(x): 1.0}) for x in range(MOST_COLUMNS)])
+    assert not table.has_left_out
+    assert len(table.select(None, None, 2, None).downsampled().curves) == MOST_COLUMNS
+
+
+@pytest.mark.parametrize(("names", "points"), [(None, 512), (frozenset({"3", "no such"}), 2000), (frozenset({"no such"}), 2000)])
+async def test_a_selection_of_many_columns_has_fewer_points(tmp_path, names, points):
+    table = await filled(tmp_path, [(x, 0.0, {str(x % MOST_COLUMNS): 1.0}) for x in range(2000)])
+    selection = table.select(None, None, 2000, names)
+    assert selection.points == points
+    assert len(selection.downsampled()) <= points + 1 + NEWEST
+
+
+@pytest.mark.parametrize(("start", "end"), [(0, 1_000_000), (400, 1_000_000), (0, 799)])
+async def test_an_end_beyond_the_table_does_not_widen_its_buckets(tmp_path, start, end):
+    table = await filled(tmp_path, [(x, float(x), {"a": float(x)}) for x in range(400, 800)])
+    selection = table.select(start, end, 400, None)
+    assert selection.width == 1
+    assert list(selection.downsampled().first) == list(range(400, 800))
+
+
+@pytest.mark.parametrize(("start", "end"), [(801, None), (801, 900), (None, 3), (5, 4)])
+async def test_a_part_without_rows_is_empty(tmp_path, start, end):
+    table = await filled(tmp_path, [(x, float(x), {"a": float(x)}) for x in range(400, 800)])
+    for width in (2, 500):
+        assert len(table.select(start, end, width, None).downsampled()) == 0
