@@ -2,8 +2,8 @@
 
 `functions` and `bucket` are the two parts of `stores`, for the buffer and for object storage. `kubernetes` makes the secrets and prints
 them as objects for `kubectl apply`. `key` prints the API key that `secrets` made, `authority` the certificate that clients of the gateway
-trust, `grafana` the password of Grafana's user `admin`. `diagnose` reads what `kubectl get -o json` says of pods, claims and events, and
-prints why pods do not run and what to do.
+trust, `grafana` the password of Grafana's user `admin`. `diagnose` reads what `kubectl get -o json` says of pods, their owners, claims and
+events, and prints why pods do not run and what to do.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def _run(arguments: argparse.Namespace) -> int:
     elif job == "diagnose":
         from gradbus.deploy.diagnosis import diagnose
 
-        troubles = diagnose(sys.stdin.read())
-        print("\n".join(troubles) or "every pod runs, or has just begun to")  # noqa: T201 - the output of the job
+        troubles = diagnose(sys.stdin.buffer.read())
+        print("\n".join(troubles) or "every pod runs and is ready, but for those that a queue holds back")  # noqa: T201 - the output of the job
         return int(bool(troubles))
     else:
         from gradbus.deploy import secrets

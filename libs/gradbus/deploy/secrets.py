@@ -96,7 +96,7 @@ def _write_servers(credentials: Credentials) -> None:
 def _write_objects(root: Path, credentials: Credentials) -> None:
     """One key pair for all users: as SeaweedFS's configuration, and as plain text for any other server.
 
-    Who has storage of his own may have stored other credentials, or none. Then SeaweedFS gets no configuration, and does not start.
+    Who has storage of their own may have stored other credentials, or none. Then SeaweedFS gets no configuration, and does not start.
     """
     stored = root / "supervisor" / _CREDENTIALS
     if not stored.exists():
@@ -104,11 +104,13 @@ def _write_objects(root: Path, credentials: Credentials) -> None:
     pair = json.loads(stored.read_bytes())
     for role in OBJECT_USERS:
         write_secret(credentials.folder(role) / _CREDENTIALS, json.dumps(pair))
-    objects = credentials.folder("objects")
+    configuration, plain = (credentials.folder("objects") / name for name in ("s3.json", "access-key"))
     if not {"access_key_id", "secret_access_key"} <= pair.keys():
+        configuration.unlink(missing_ok=True)
+        plain.unlink(missing_ok=True)
         return
     key = {"accessKey": pair["access_key_id"], "secretKey": pair["secret_access_key"]}
     actions = [f"{action}:{BUCKET}" for action in ("Admin", "Read", "Write", "List", "Tagging")]
     identities = {"identities": [{"name": "gradbus", "credentials": [key], "actions": actions}]}
-    write_secret(objects / "s3.json", json.dumps(identities))
-    write_secret(objects / "access-key", ",".join(key.values()))
+    write_secret(configuration, json.dumps(identities))
+    write_secret(plain, ",".join(key.values()))

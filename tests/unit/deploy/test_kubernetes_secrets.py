@@ -63,9 +63,12 @@ def test_nats_takes_both_configurations(made, tmp_path, monkeypatch, file):
 
 
 @pytest.mark.parametrize("given", [{}, {"service_account_key": "k"}])
-def test_credentials_of_another_kind_or_none_reach_every_role_and_no_server_of_ours(state, given):
+@pytest.mark.parametrize("first", ["before the first command", "in place of its keys"])
+def test_credentials_of_another_kind_or_none_reach_every_role_and_no_server_of_ours(state, given, first):
     own = state / "secrets/supervisor/gradbus_objects_credentials"
-    own.parent.mkdir(parents=True)
+    if first == "in place of its keys":
+        secrets_manifest(state, "team")
+    own.parent.mkdir(parents=True, exist_ok=True)
     own.write_text(json.dumps(given))
     secrets = decoded(json.loads(secrets_manifest(state, "team"))["items"][1:])
     assert [json.loads(secrets[f"gradbus-{name}"]["gradbus_objects_credentials"]) for name in ("trainer", "gateway")] == [given, given]
