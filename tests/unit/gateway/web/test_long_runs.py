@@ -213,6 +213,11 @@ def test_evaluations_beyond_the_zoom_are_not_among_what_is_zoomed_to(script):
     assert script(MODULES, body, [WHOLE, exact]) == [[3, 4, 5], [2, 3, 4, 5]]
 
 
+def test_a_history_is_read_once_at_a_time(script):
+    body = f"{LIVE} await Promise.all([live.read(), live.update(), live.read()]); return [asked.length, live.shown.steps.length];"
+    assert script(MODULES, body, [WHOLE]) == [1, 6]
+
+
 CRASH = {"status": 500, "detail": "the gateway failed; its log says why"}
 
 
