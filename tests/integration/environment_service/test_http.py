@@ -103,16 +103,16 @@ async def test_a_bad_answer_to_an_open_is_an_error(lying, kind):
     assert (opened.status, opened.session, "answered /open wrongly" in opened.reason) == (ERROR, "", True)
 
 
-async def test_two_live_sessions_of_one_name_are_an_error_and_a_closed_one_may_lend_its_name(lying):
+async def test_a_session_whose_name_is_given_again_is_lost_and_never_shared_by_two_episodes(lying):
     world = lying("/open", lambda _: {"session": "s"})
-    assert (await world.open()).status == OK
-    first = world.session
-    again = await world.open("train.0.0.1")
-    assert (again.status, again.is_away, "'s', which is not closed yet" in again.reason) == (ERROR, False, True)
-    other = await world.open(player="after a worker that died")
-    assert (other.status, other.is_away) == (ERROR, True)
-    await world.stub.Close(pb.CloseRequest(run_id=world.run_id, session=first))
-    assert (await world.open(player="after a worker that died")).status == OK
+    await world.open()
+    first, later = world.session, await world.open(player="after a worker that died")
+    assert later.status == OK
+    lost = await world.step(0, "101", session=first)
+    assert (lost.status, "to a later /open" in lost.reason) == (ERROR, True)
+    other = await world.open("train.0.0.1")
+    assert (other.status, "'s' is another episode's" in other.reason) == (ERROR, True)
+    assert (await world.step(0, "101", session=later.session)).status == ERROR, "its state is the other's now"
 
 
 DESCRIPTIONS = {

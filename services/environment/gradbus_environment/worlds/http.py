@@ -64,8 +64,7 @@ class HttpWorld:
             if (failed := _failed(said)) is not None:
                 return failed
             name = _text(said, "session", required=True)
-            if (taken := self._taken(name, session)) is not None:
-                return taken
+            self._forget_others(name, session)
             self._sessions[session.id] = name, opening.episode_id
             return _with_digest(Answer(messages=opening_messages(said.get("messages"))), said)
         except AnswerError as error:
@@ -75,6 +74,8 @@ class HttpWorld:
 
     async def step(self, session: Session, move: Move, seconds: float) -> Answer:
         """`POST /step`."""
+        if session.id not in self._sessions:
+            return Answer.error(f"{self._name} gave the name of this session to a later /open; give each one a name of its own")
         opening = session.opening
         request_id = f"{opening.key}.{opening.attempt}.{move.turn}"
         asked = {"session": self._sessions[session.id][0], "request_id": request_id, **move.document()}
@@ -118,16 +119,12 @@ class HttpWorld:
         """Closes the connections."""
         await self._client.close()
 
-    def _taken(self, name: str, session: Session) -> Answer | None:
-        """Two episodes would share a state. Of one episode, an earlier player may be gone, and its session is closed soon.
-
-        A session that is repeated is over, and may lend its name.
-        """
-        episodes = [episode for other, (taken, episode) in self._sessions.items() if taken == name and session.id != _again(other)]
-        if not episodes:
-            return None
-        reason = f"{self._name} gave /open the session {name[:80]!r}, which is not closed yet; give each /open a name of its own"
-        return Answer.away(reason) if session.opening.episode_id in episodes else Answer.error(reason)
+    def _forget_others(self, name: str, session: Session) -> None:
+        """What had this name has lost its state: a later step of it is an error. Raises AnswerError if that is another episode's."""
+        others = [other for other, (taken, _) in self._sessions.items() if taken == name and session.id != _again(other)]
+        episodes = {self._sessions.pop(other)[1] for other in others}
+        if episodes - {session.opening.episode_id}:
+            raise AnswerError(f"the session {name[:80]!r} is another episode's, which is not closed; give each /open a name of its own")
 
     async def _post(self, path: str, asked: Document, seconds: float) -> Document:
         return await self._client.call(JsonRequest("POST", path, asked), json_object, seconds)
