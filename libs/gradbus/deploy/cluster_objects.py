@@ -140,9 +140,14 @@ class Pod(_Object):
     kind: Literal["Pod"]
     spec: _PodSpec = _PodSpec()
 
-    def is_owned_by(self, kind: str = "") -> bool:
-        """Whether a controller (of the kind) replaces it."""
-        return any(kind in {"", owner.kind} for owner in self.metadata.owner_references)
+    def is_owned_by(self, kind: str = "", name: str = "") -> bool:
+        """Whether a controller (of the kind and the name) replaces it."""
+        return any(kind in {"", owner.kind} and name in {"", owner.name} for owner in self.metadata.owner_references)
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether it has a scheduling gate, as Kueue sets it."""
+        return self.status.condition("PodScheduled").reason == "SchedulingGated"
 
     @property
     def has_claim(self) -> bool:
@@ -267,5 +272,5 @@ def read_objects(said: bytes) -> tuple[Pod | PodSet | Job | Claim | Event | _Oth
         return _List.model_validate_json(said).items
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise SettingsError(f"no list of objects came in ({place}: {first['msg']}); give the output of `{COMMAND}`") from None
+        what = ": ".join((*map(str, first["loc"]), first["msg"]))
+        raise SettingsError(f"no list of objects came in ({what}); give the output of `{COMMAND}`") from None

@@ -70,7 +70,8 @@ def diagnose(said: bytes) -> list[str]:
     told: defaultdict[tuple[str, str, str], list[Event]] = defaultdict(list)
     for event in sorted((one for one in objects if isinstance(one, Event)), key=lambda one: one.at):
         told[event.key].append(event)
-    lines = list(_of_list([one for one in objects if isinstance(one, Pod)], [one for one in objects if isinstance(one, PodSet)]))
+    pods, sets = [one for one in objects if isinstance(one, Pod)], [one for one in objects if isinstance(one, PodSet)]
+    lines = list(_of_list(pods, sets))
     for one in objects:
         if isinstance(one, Pod):
             lines += _of_pod(one, told[one.key])
@@ -78,11 +79,15 @@ def diagnose(said: bytes) -> list[str]:
             lines += _of_set(one, told[one.key])
         elif isinstance(one, Claim):
             lines += _of_claim(one, told[one.key])
-    return lines or [
-        f"{one.kind} {one.metadata.name}: {one.status.ready_replicas} of {one.wanted} pods are ready; ask again in a minute"
-        for one in objects
-        if isinstance(one, PodSet) and one.status.ready_replicas < one.wanted
-    ]
+    return lines or list(_of_numbers(pods, sets))
+
+
+def _of_numbers(pods: Sequence[Pod], sets: Sequence[PodSet]) -> Iterator[str]:
+    """Of sets that have too few ready pods, though no other line says so."""
+    for one in sets:
+        held_back = sum(pod.is_held_back and pod.is_owned_by(one.kind, one.metadata.name) for pod in pods)
+        if one.status.ready_replicas + held_back < one.wanted:
+            yield f"{one.kind} {one.metadata.name}: {one.status.ready_replicas} of {one.wanted} pods are ready; ask again in a minute"
 
 
 def _of_list(pods: Sequence[Pod], sets: Sequence[PodSet]) -> Iterator[str]:
@@ -126,10 +131,9 @@ def _of_pod(pod: Pod, events: Sequence[Event]) -> Iterator[str]:
         return
     elif status.phase == "Failed":
         yield f"pod {name}: it has failed ({_flat(f'{status.reason} {status.message}')}), and nothing replaces it"
-    elif placed.status == "False":
-        if placed.reason != "SchedulingGated":
-            yield f"pod {name}: {_advised((placed.message or placed.reason).split('preemption:')[0], _PLACING)}"
-    elif ready.status != "True":
+    elif placed.status == "False" and not pod.is_held_back:
+        yield f"pod {name}: {_advised((placed.message or placed.reason).split('preemption:')[0], _PLACING)}"
+    elif placed.status != "False" and ready.status != "True":
         since = ready.last_transition_time or pod.metadata.creation_timestamp
         yield from _of_containers(pod, events) or [f"pod {name}: it is not ready since {since}{_starting(events)}"]
 

@@ -81,7 +81,7 @@ def test_each_trouble_is_named_once_with_what_to_do():
         [pod(status={"phase": "Failed", "reason": "Terminated"})],
         [pod(status={"phase": "Succeeded"})],
         [pod(deletionTimestamp=AT)],
-        [unplaced("gated", reason="SchedulingGated")],
+        [unplaced("gated", reason="SchedulingGated"), pod_set(made=2, wanted=2, readyReplicas=1)],
         [pod_set(made=2, wanted=2, readyReplicas=2), event("FailedCreate", "old", "x-5d8f", "ReplicaSet")],
         [pod_set(made=0, wanted=0), event("FailedCreate", "the template before", "x-5d8f", "ReplicaSet")],
         [{"kind": "Job", "metadata": {"name": "x"}, "spec": {"parallelism": 2, "suspend": True}, "status": {}}],
