@@ -1,6 +1,7 @@
 """Compares Gradbus with TRL: the same base model, data, reward and settings, measured in alternating rounds.
 
-    python benchmarks/compare_trl.py [--size demo|5m|27m|60m|150m|450m] [--dtype fp32|bf16] [--device cuda] [--steps N] [--rounds 5]
+    python benchmarks/compare_trl.py [--size demo|5m|27m|60m|150m|450m] [--dtype fp32|bf16] [--device cuda] [--staleness 1]
+        [--steps N] [--rounds 5]
 
 Gradbus is the whole embedded stack, asked through REST, with one thread in the rollout worker, and in the trainer one for the demo and
 two for the other models; CPU seconds are those of all its processes. TRL is one process. Every setting of TRL's is tried once, and the
@@ -51,6 +52,8 @@ class Job:
     seed: int
     base: Path
     device: str = "cpu"
+    staleness: int = 1
+    """How many versions behind the newest Gradbus may sample."""
 
     @property
     def is_demo(self) -> bool:
@@ -77,6 +80,7 @@ def run_gradbus(job: Job) -> Row:
     """One run on a fresh stack."""
     # A random model's first step waits for the first samples, and beside its last one nothing is sampled: neither is counted.
     spec = _demo_spec(job) if job.is_demo else models.run_spec(job.base, job.steps + 2, job.seed, job.dtype)
+    spec["schedule"]["max_staleness"] = job.staleness
     with tempfile.TemporaryDirectory() as state, stack(Path(state)) as folder:
         seen = measure(folder, spec)
     measured = _demo_rates(seen) if job.is_demo else _steady_rates(seen)
@@ -151,7 +155,8 @@ def protocol(job: Job, rounds: int) -> str:
             f"{rounds} rounds of {job.steps} counted steps in turn; prompts of 56 to 72 tokens, {models.NEW_TOKENS} new ones, "
             f"{models.GROUPS} groups of {models.GROUP_SIZE}."
         )
-    return f"{what} {OURS} samples with the version before the newest (staleness 1), TRL with the newest."
+    behind = "the version before the newest" if job.staleness == 1 else f"a version at most {job.staleness} before the newest"
+    return f"{what} {OURS} samples with {behind} (staleness {job.staleness}), TRL with the newest."
 
 
 def _demo_spec(job: Job) -> dict[str, Any]:
@@ -195,6 +200,7 @@ def main() -> None:
     parser.add_argument("--size", choices=(DEMO, *models.SHAPES), default=DEMO)
     parser.add_argument("--dtype", choices=tuple(_PRECISIONS), default="fp32")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--staleness", type=int, default=1, help="`schedule.max_staleness` of Gradbus")
     parser.add_argument("--steps", type=int, help="of a run: 300 for the demo, 4 counted ones for the others")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
@@ -203,7 +209,7 @@ def main() -> None:
     is_demo = options.size == DEMO
     os.environ["GRADBUS_DEVICE"] = options.device
     base = make_base(options.seed) if is_demo else models.make(options.size)
-    job = Job(options.size, options.dtype, options.steps or (300 if is_demo else 4), options.seed, base, options.device)
+    job = Job(options.size, options.dtype, options.steps or (300 if is_demo else 4), options.seed, base, options.device, options.staleness)
     trial = tried(job)
     chosen, results = best(trial), []
     for number in range(options.rounds):
@@ -219,7 +225,8 @@ def main() -> None:
         "trial": [row for _, row in trial],
         "results": results,
     }
-    text = document(store(file, f"{job.size}, {job.dtype}", section))
+    key = f"{job.size}, {job.dtype}" + (f", staleness {job.staleness}" if job.staleness != 1 else "")
+    text = document(store(file, key, section))
     file.with_suffix(".md").write_text(text)
     print(f"\n{text}")
 
