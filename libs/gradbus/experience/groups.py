@@ -102,6 +102,8 @@ class GroupStore:
         await self._client.set(keys.term(self._run_id), _LAST_TERM, ex=_FENCED_SECONDS, xx=True)
 
     async def _put(self, groups: Mapping[str, Group], seconds: int | None = None) -> None:
+        if not groups:
+            return
         records = {name: seal(group.SerializeToString()) for name, group in groups.items()}
         options: list[str | int] = ["NX"] if seconds is None else ["NX", "EX", seconds]
         size = sum(map(len, records.values()))

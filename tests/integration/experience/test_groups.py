@@ -49,5 +49,6 @@ async def test_discarding_and_removing_touch_nothing_else(client, store, log, gr
     assert await client.delete(keys.term(run_id + "0")) == 1
 
 
-async def test_without_indexes_nothing_is_found(store):
+async def test_of_no_groups_nothing_is_stored_or_found(store):
+    await store.put([])
     assert await store.get([]) == {}

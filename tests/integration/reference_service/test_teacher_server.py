@@ -189,11 +189,10 @@ async def test_a_server_that_is_down_fails_no_run_and_its_return_is_noticed(stub
 
 async def test_a_slow_server_holds_up_no_other_run(stub, peer, served_run, run_id):
     peer.faults = Faults(seconds=20.0)
-    slow = stub.LogProbs(request(await served_run(peer.url)), timeout=120)
-    slow_task = asyncio.ensure_future(slow)
+    slow = asyncio.create_task(stub.LogProbs(request(await served_run(peer.url)), timeout=120))
     own = LogProbsRequest(run_id=run_id, temperature=1.0, sequences=sequences())
     assert len((await stub.LogProbs(own, timeout=60)).results) == 3
-    assert not slow_task.done(), "the model of the other run was not behind it"
+    assert not slow.done(), "the model of the other run was not behind it"
     slow.cancel()
 
 

@@ -57,7 +57,7 @@ def decoder_layer() -> None:
             kind = norm.Kind(1e-6, offset=float(gelu), rounded=not gelu)
             swiglu.gated(norm.rms_norm(both, weight, kind), gelu).sum().backward()
         sum(part.sum() for part in rotary.rotary(heads, turn, turn, 2)).backward()
-        norms = HeadNorms(weight.detach()[:64], weight.detach()[:64], 1e-6)
+        norms = weight.detach()[:64], weight.detach()[:64], 1e-6
         sum(part.sum() for part in head_norm.normed_rotary(heads, norms, Rotation(turn, turn), 2)).backward()
 
 
