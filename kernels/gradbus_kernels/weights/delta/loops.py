@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from gradbus_kernels.weights.delta import numpy_loops
+from gradbus_kernels.weights.delta import compile_loops, numpy_loops
 
 Bits = NDArray[np.unsignedinteger[Any]]
 """Floats as unsigned integers of their width."""
@@ -31,8 +31,6 @@ Cursor = tuple[int, int, int, int]
 COMPILE_BYTES: Final = 1 << 24
 """Smaller weights are coded by numpy alone: loading the compiler takes longer, and memory."""
 
-
-_MODULE: Final = "gradbus_kernels.weights.delta.numba_loops"
 _COMPILE_SECONDS: Final = 300.0
 
 
@@ -104,14 +102,14 @@ class _Compiled:
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # no child: this thread compiles
             _compile_in_child()
         try:
-            self._loops = cast("Loops", importlib.import_module(_MODULE))
+            self._loops = cast("Loops", importlib.import_module(compile_loops.MODULE))
         except Exception:  # noqa: BLE001 -- numba is optional, and whatever it lacks here, numpy does the same
             self._loops = None
 
 
 def _compile_in_child() -> None:
     """Leaves the machine code on the disk, where it is not there yet. Says nothing of a failure: the import says what is missing."""
-    command = [sys.executable, "-c", f"import os; os.nice(10); import {_MODULE}"]
+    command = [sys.executable, "-m", compile_loops.__name__]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     silent = subprocess.DEVNULL
     subprocess.run(command, env=environment, stdin=silent, stdout=silent, stderr=silent, timeout=_COMPILE_SECONDS, check=False)

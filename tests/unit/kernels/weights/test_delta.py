@@ -13,7 +13,6 @@ from gradbus_kernels.weights.delta import format as weights_delta_format
 from gradbus_kernels.weights.delta.api import apply_delta, encode_delta, tensor_digest
 from gradbus_kernels.weights.delta.bytes import DamagedDeltaError, DeltaError
 from gradbus_kernels.weights.delta.format import WrongBaseError
-from gradbus_kernels.weights.delta.loops import NUMPY, compiled_loops
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FRAME = 21  # magic, version, checksum
@@ -71,10 +70,6 @@ def versions(draw):
     return from_bits(old, dtype, shape), from_bits(old + chosen * steps, dtype, shape)
 
 
-LOOPS = {"numpy": NUMPY, "numba": compiled_loops()}
-either = pytest.mark.parametrize("loops", LOOPS.values(), ids=LOOPS.keys())
-
-
 @pytest.fixture
 def forced(monkeypatch):
     """Makes one implementation code all weights, whatever their size."""
@@ -83,11 +78,11 @@ def forced(monkeypatch):
 
 @patient
 @given(versions())
-def test_a_delta_gives_the_new_weights_bit_for_bit_by_the_same_bytes(pair):
+def test_a_delta_gives_the_new_weights_bit_for_bit_by_the_same_bytes(both_loops, pair):
     old, new = ({"w": tensor} for tensor in pair)
     before = bits(old["w"])
     deltas = []
-    for loops in LOOPS.values():
+    for loops in both_loops.values():
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(weights_delta_format, "loops_for", lambda size, loops=loops: loops)
             deltas.append(encode_delta(old, new))
@@ -110,7 +105,6 @@ SPECIAL = {
 }
 
 
-@either
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_special_value_can_become_every_other(dtype, loops, forced):
     forced(loops)
@@ -123,7 +117,6 @@ def test_every_special_value_can_become_every_other(dtype, loops, forced):
     assert same(apply_delta(delta, old), new)
 
 
-@either
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 5000, 131_073, 300_000])
 def test_no_size_is_special(size, loops, forced):
     forced(loops)
@@ -169,12 +162,12 @@ def floor_bytes(old, new):
 
 
 @pytest.mark.parametrize("share", [0.001, 0.01, 0.03, 0.1])
-def test_large_weights_have_the_same_delta_by_either_loops(share):
+def test_large_weights_have_the_same_delta_by_either_loops(both_loops, share):
     old, new = ({"w": flat(model)} for model in stepped((1 << 22) + 1_000_003, share))
     into = {"w": old["w"]._replace(bits=np.zeros_like(old["w"].bits))}
-    deltas = [weights_delta_format.encode_tensors(old, new, loops) for loops in LOOPS.values()]
+    deltas = [weights_delta_format.encode_tensors(old, new, loops) for loops in both_loops.values()]
     assert deltas[0] == deltas[1]
-    for loops in LOOPS.values():
+    for loops in both_loops.values():
         into["w"].bits[:] = 0
         weights_delta_format.apply_tensors(deltas[0], old, into, loops)
         assert np.array_equal(into["w"].bits, new["w"].bits)
@@ -264,7 +257,6 @@ def test_another_format_version_is_named():
         apply_delta(bytes(delta), old)
 
 
-@either
 @patient
 @given(data=st.data())
 def test_a_changed_delta_with_a_right_checksum_never_gives_other_weights(loops, data):

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from gradbus_kernels.weights.delta import loops, numba_loops
+from gradbus_kernels.weights.delta import compile_loops, loops
 from gradbus_kernels.weights.delta.loops import COMPILE_BYTES, NUMPY, Loops, compiled_loops, loops_for, prepare_loops
 
 NAMES = [name for name in vars(Loops) if not name.startswith("_")]
@@ -13,7 +13,7 @@ NAMES = [name for name in vars(Loops) if not name.startswith("_")]
 
 def test_small_weights_are_coded_by_numpy_and_large_ones_by_the_compiled_loops():
     compiled = compiled_loops()
-    assert compiled is numba_loops
+    assert compiled is sys.modules[compile_loops.MODULE]
     assert loops_for(COMPILE_BYTES) is compiled
     assert loops_for(COMPILE_BYTES - 1) is NUMPY
 
@@ -34,7 +34,7 @@ def test_what_needs_no_compiled_loops_loads_no_compiler(monkeypatch):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_loop_holds_the_interpreter_nor_compiles_later(name):
-    function = getattr(numba_loops, name)
+    function = getattr(compiled_loops(), name)
     assert function.targetoptions["nogil"]
     assert not function._can_compile
 
@@ -67,6 +67,16 @@ def test_a_child_compiles_for_every_process_of_the_machine(tmp_path):
     hits = "from gradbus_kernels.weights.delta import numba_loops; print(sum(numba_loops.compare.stats.cache_hits.values()))"
     assert child(f"{FIND}; {hits}", NUMBA_CACHE_DIR=str(tmp_path)).split() == ["True", "2"]
     assert list(tmp_path.rglob("*.nbc"))
+
+
+@pytest.mark.slow
+def test_of_processes_that_begin_together_one_compiles(tmp_path):
+    environment = {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_DEBUG_CACHE": "1"}
+    command = [sys.executable, "-m", compile_loops.__name__]
+    together = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    said = [process.communicate(timeout=300)[0] for process in together]
+    assert sorted("data saved" in output for output in said) == [False, False, True]
+    assert sum("data loaded" in output for output in said) == 2
 
 
 def test_without_numba_there_are_none():

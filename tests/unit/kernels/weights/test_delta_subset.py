@@ -11,17 +11,11 @@ from hypothesis import strategies as st
 from gradbus_kernels.weights.delta import chunk
 from gradbus_kernels.weights.delta.bytes import DamagedDeltaError, Reader, Writer
 from gradbus_kernels.weights.delta.chunk import FloatFormat, apply_chunk, encode_chunk
-from gradbus_kernels.weights.delta.loops import NUMPY, compiled_loops
+from gradbus_kernels.weights.delta.loops import NUMPY
 from gradbus_kernels.weights.delta.subset import read_subset, write_subset
 
 BF16 = FloatFormat("BF16", 16, 7)
 patient = settings(deadline=None)
-LOOPS = {"numpy": NUMPY, "numba": compiled_loops()}
-either = pytest.mark.parametrize("loops", LOOPS.values(), ids=LOOPS.keys())
-
-
-def test_the_compiled_loops_are_here():
-    assert LOOPS["numba"] is not None, "install requirements/dev.txt"
 
 
 def written(members, size, loops=NUMPY):
@@ -34,7 +28,6 @@ def drawn(size, share, seed=0):
     return np.flatnonzero(np.random.default_rng(seed).random(size) < share)
 
 
-@either
 @patient
 @given(st.integers(0, 3000), st.sampled_from([0, 0.001, 0.02, 0.3, 0.5, 0.7, 0.999, 1]), st.integers(0, 99))
 def test_a_subset_comes_back_from_the_same_bytes(loops, size, share, seed):
@@ -46,7 +39,6 @@ def test_a_subset_comes_back_from_the_same_bytes(loops, size, share, seed):
     assert source.left == 0
 
 
-@either
 @pytest.mark.parametrize("members", [[0], [99], [0, 99], range(50), range(50, 100), range(1, 100), range(99)])
 def test_a_subset_may_be_as_uneven_as_it_likes(members, loops):
     assert read_subset(Reader(written(members, 100, loops)), 100, loops).tolist() == list(members)
@@ -86,14 +78,12 @@ def test_nothing_is_read_past_the_end():
         source.bits(9)
 
 
-@either
 def test_a_member_outside_is_refused(loops):
     # One member of 100: a quotient of 1, then 63 in six planes.
     with pytest.raises(DamagedDeltaError, match="position 127 is named among 100"):
         read_subset(Reader(bytes([1, 1, 2] + [1] * 6)), 100, loops)
 
 
-@either
 @pytest.mark.parametrize(("unary", "found"), [(0, 0), (0b01, 1), (0b111, 3)])
 def test_a_list_of_another_length_is_refused(unary, found, loops):
     with pytest.raises(DamagedDeltaError, match=f"a list of 2 has {found} members"):
@@ -102,9 +92,9 @@ def test_a_list_of_another_length_is_refused(unary, found, loops):
 
 @patient
 @given(st.binary(max_size=200), st.integers(0, 1000))
-def test_any_bytes_give_a_subset_or_the_same_error(content, size):
+def test_any_bytes_give_a_subset_or_the_same_error(both_loops, content, size):
     ends = []
-    for loops in LOOPS.values():
+    for loops in both_loops.values():
         try:
             members = read_subset(Reader(content), size, loops).tolist()
             assert members == sorted({index for index in members if 0 <= index < size})
@@ -124,11 +114,11 @@ def nowhere(block):
 
 @patient
 @given(st.integers(0, 256), st.binary(max_size=300))
-def test_any_bytes_change_weights_or_give_the_same_error(limit, content):
+def test_any_bytes_change_weights_or_give_the_same_error(both_loops, limit, content):
     out = Writer()
     out.number(limit)
     old, ends = random_bits(700), []
-    for loops in LOOPS.values():
+    for loops in both_loops.values():
         framed = np.full(900, 7, np.uint16)
         try:
             apply_chunk(memoryview(out.done() + content), old, framed[100:800], BF16, loops, nowhere)
@@ -139,7 +129,6 @@ def test_any_bytes_change_weights_or_give_the_same_error(limit, content):
     assert ends[0] == ends[1]
 
 
-@either
 @patient
 @given(st.data())
 def test_a_flipped_or_cut_chunk_gives_weights_or_an_error(loops, data):
@@ -155,13 +144,11 @@ def test_a_flipped_or_cut_chunk_gives_weights_or_an_error(loops, data):
     assert set(framed[:100]) | set(framed[3100:]) == {7}
 
 
-@either
 def test_a_chunk_without_changes_is_empty(loops):
     old = np.arange(500, dtype=np.uint16)
     assert encode_chunk(old, old.copy(), BF16, loops, nowhere) == b""
 
 
-@either
 def test_every_block_is_visited_in_order_and_once(loops, monkeypatch):
     monkeypatch.setattr(chunk, "BLOCK_BYTES", 256)
     old, new, visited = random_bits(1000), np.zeros(1000, np.uint16), []
@@ -172,7 +159,6 @@ def test_every_block_is_visited_in_order_and_once(loops, monkeypatch):
     assert (old != new).sum() == 112
 
 
-@either
 @pytest.mark.parametrize("estimate", [0, 100, 10_000])
 def test_a_wrong_estimate_of_the_changes_does_not_change_the_bytes(loops, estimate, monkeypatch):
     old = (np.random.default_rng(0).normal(0, 0.02, 10_000).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
