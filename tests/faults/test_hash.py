@@ -71,8 +71,8 @@ async def test_every_process_killed_at_random_changes_no_bit(pair, spec, true_di
         outcome = await train(pair, spec, kills, seed)
         assert tuple(outcome.killed) == kills, f"the run ended before {group} were killed"
         assert (outcome.state, outcome.digest) == ("succeeded", true_digest), group
-        assert await asyncio.to_thread(replayed, pair, outcome.run_id) == true_digest
         assert faults_of(pair, outcome, spec) == [], group
+    assert await asyncio.to_thread(replayed, pair, outcome.run_id) == true_digest
 
 
 @pytest.mark.parametrize("points", [MOST_POINTS, pytest.param(OTHER_POINTS, marks=pytest.mark.slow)], ids=["most", "others"])

@@ -11,7 +11,7 @@ from smoke import EXAMPLE, FINAL, smoke_spec, train, until
 from gradbus.client import Client, document
 from gradbus.embedded import Stack, StackConfig
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(1200)]
 STEPS = 30
 
 
