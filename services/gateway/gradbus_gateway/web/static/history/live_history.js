@@ -129,7 +129,7 @@ export class LiveHistory {
     try {
       await new Promise((wake) => setTimeout(wake, SETTLED_MS));
       while (!signal.aborted) {
-        // The gateway divides the range that is asked for: beyond the last step it would waste points.
+        // Later steps are added from their events, so the answer is that of the steps which the whole has.
         const found = await fetchPatiently(pathOf(this.runId, [["from", zoom[0]], ["to", Math.min(zoom[1], this.whole.last)]]), signal);
         if (found.is_whole && !signal.aborted) return this.#showPart(found, zoom);
       }
