@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import pytest
 from hypothesis import HealthCheck, settings
 
-# How fast a machine is decides nothing. Examples are drawn anew in every run of the tests, so fifty a run are many.
-settings.register_profile("any machine", max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# How fast a machine is decides nothing. Examples are drawn anew in every run of the tests, so thirty a run are many.
+settings.register_profile("any machine", max_examples=30, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
 # Tests talk to this machine alone, and a proxy of the environment cannot reach it.

@@ -25,7 +25,7 @@ POINTS = [
 @pytest.fixture
 def apart(spec):
     """A run that is over soon after the last death."""
-    steps = 12
+    steps = 8
     return spec | {"schedule": spec["schedule"] | {"steps": steps}, "evaluation": spec["evaluation"] | {"every": steps}}
 
 

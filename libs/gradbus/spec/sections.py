@@ -36,7 +36,7 @@ _UNALLOCATED: Final = 0.05
 class Section(BaseModel):
     """A part of the spec. Unknown fields are faults; instances are immutable."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 def _step_or_last(value: object) -> object:

@@ -49,7 +49,7 @@ async def test_agents_of_a_worker_that_dies_while_it_draws_notice_nothing(stack_
     game = make_game(tmp_path_factory.mktemp("game"))
     spec = agent_spec(game, 3)
     spec["environment"]["step_seconds"] = 30
-    deaths = {"GRADBUS_CRASH_POINT": "mid-draw:30,90", "GRADBUS_CRASH_DIR": str(tmp_path)}
+    deaths = {"GRADBUS_CRASH_POINT": "mid-draw:30", "GRADBUS_CRASH_DIR": str(tmp_path)}
     async with stack_of(2, environment_overrides={"rollout-0": deaths, "rollout-1": deaths}) as stack:
         training = asyncio.create_task(train(stack, spec, seconds=600.0))
         run_id = await asyncio.to_thread(run_id_of, Client(stack.url, stack.api_key))
