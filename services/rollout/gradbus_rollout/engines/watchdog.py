@@ -7,17 +7,15 @@ engine without progress, and the process ends with it: nothing less frees the de
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
-from gradbus.aio.tasks import background, run_to_end
+from gradbus.aio.tasks import run_to_end
 from gradbus.errors import EngineHungError
 from gradbus_rollout.engines.base import Engine, ExpectedLogprobs, GroupCompletion, PromptGroup
 from gradbus_rollout.engines.generation_metrics import GenerationMetrics
+from gradbus_rollout.engines.progress_watch import ProgressWatch
 
-_CHECKS = 8
-"""Looks at the engine's progress within one limit."""
 _CLOSE_SECONDS = 10.0
 
 
@@ -26,9 +24,8 @@ class WatchedEngine:
 
     def __init__(self, engine: Engine, limit: float) -> None:
         self._engine = engine
-        self._limit = limit
         self._metrics = GenerationMetrics(engine.name)
-        self._is_released = False
+        self._watch = ProgressWatch(engine, limit)
 
     @property
     def name(self) -> str:
@@ -46,22 +43,22 @@ class WatchedEngine:
 
     async def load(self, weights: Sequence[Path], version: int, probe: ExpectedLogprobs | None = None) -> str:
         """See `Engine.load`."""
-        self._is_released = False
-        async with self._watch(f"a load of version {version}"):
+        self._watch.is_released = False
+        async with self._watch.over(f"a load of version {version}"):
             return await self._engine.load(weights, version, probe)
 
     async def generate(self, groups: Sequence[PromptGroup]) -> Sequence[GroupCompletion]:
         """See `Engine.generate`."""
-        async with self._watch(f"{len(groups)} groups"):
+        async with self._watch.over(f"{len(groups)} groups"):
             with self._metrics.measured(groups) as generated:
                 generated.completions = await self._engine.generate(groups)
             return generated.completions
 
     async def release(self) -> None:
         """See `Engine.release`. Calls in flight have no deadline until the next load."""
-        async with self._watch("a release of the device"):
+        async with self._watch.over("a release of the device"):
             await self._engine.release()
-        self._is_released = True
+        self._watch.is_released = True
 
     async def close(self) -> None:
         """See `Engine.close`; a hung engine is left to the end of the process.
@@ -71,30 +68,9 @@ class WatchedEngine:
         await run_to_end(self._close())
 
     async def _close(self) -> None:
+        await self._watch.close()
         try:
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._engine.close()
         except TimeoutError:
             raise EngineHungError(f"{self.name} did not close in {_CLOSE_SECONDS:.0f} s; the worker ends: start it again") from None
-
-    @asynccontextmanager
-    async def _watch(self, work: str) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout(self._limit) as deadline, background(self._postpone(deadline), "engine progress"):
-                yield
-        except TimeoutError:
-            if not deadline.expired():
-                raise
-            raise EngineHungError(
-                f"{self.name} has {work} to do and made no progress for {self._limit:.0f} s; the worker ends: start it again, "
-                "look at the device, or raise GRADBUS_ENGINE_PROGRESS_SECONDS for a slow one"
-            ) from None
-
-    async def _postpone(self, deadline: asyncio.Timeout) -> None:
-        clock = asyncio.get_running_loop().time
-        last = await self._engine.progress()
-        while True:
-            await asyncio.sleep(self._limit / _CHECKS)
-            if (progress := await self._engine.progress()) != last or self._is_released:
-                last = progress
-                deadline.reschedule(clock() + self._limit)

@@ -378,14 +378,20 @@ class Attempt:
             extension = await self._turns.extend(transcript.drawn_in(transcript.turns[number]), as_chat(answer.messages))
         except DatasetError as error:
             raise InvalidItemError(str(error)) from error
-        so_far = transcript.up_to(number)
-        before = await self._turns.without_thinking(so_far) if extension.ends_thinking else so_far.token_ids
-        fits = len(before) + len(extension.token_ids) < context
-        if fits and before == so_far.token_ids:
+        before = await self._without_thinking(number) if extension.ends_thinking else None
+        length = transcript.length_to(number) if before is None else len(before)
+        fits = length + len(extension.token_ids) < context
+        if fits and before is None:
             self._sequence = transcript.extended(number, extension)
-        elif fits:
+        elif fits and before is not None:
             self._sequence = transcript.rewritten(number, extension, before)
         return fits
+
+    async def _without_thinking(self, number: int) -> tuple[int, ...] | None:
+        """The ids `[T]` up to the end of a turn without the thinking in them; None if there is none."""
+        so_far = self._transcript.up_to(number)
+        before = await self._turns.without_thinking(so_far)
+        return None if before == so_far.token_ids else before
 
     def _over(self, end: EndReason, answer: StepResponse) -> PlayedEpisode:
         """Raises EnvironmentFaultError if nobody gave a reward."""

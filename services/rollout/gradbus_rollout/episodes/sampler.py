@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Final
 
 from gradbus import crash_points
@@ -180,5 +181,5 @@ def _completions(key: str, episodes: Sequence[PlayedEpisode]) -> GroupCompletion
 def _completion(episode: PlayedEpisode) -> Completion:
     transcript = episode.transcript
     times = (transcript.began, transcript.ended) if transcript.began else None
-    ids = tuple(token for sequence in transcript.sequences for token in sequence.token_ids)
+    ids = tuple(chain.from_iterable(sequence.token_ids for sequence in transcript.sequences))
     return Completion(ids, b"", (), "length" if episode.is_cut_off else "stop", times)

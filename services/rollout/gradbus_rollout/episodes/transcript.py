@@ -136,6 +136,11 @@ class Transcript:
         if place is not None:
             sequence.cut(max(turn.end for turn in self.turns if turn.sequence == place))
 
+    def length_to(self, number: int) -> int:
+        """Tokens of `up_to(number)`, which it does not make: an episode that goes on asks for them after each turn."""
+        turn = self.turns[number]
+        return len(self.sequences[turn.sequence].prompt_ids) + turn.end
+
     def up_to(self, number: int) -> TurnsSoFar:
         """The sequence of turn `number` up to its end."""
         last = self.turns[number]

@@ -51,6 +51,7 @@ def test_a_sequence_without_the_thinking_so_far_goes_on_from_a_turn():
     assert [turn.after_turn if turn.HasField("after_turn") else None for turn in transcript.turns] == [None, 0, None]
     assert [(turn.sequence, turn.start, turn.end) for turn in transcript.turns] == [(0, 0, 2), (1, 0, 1), (1, 3, 4)]
     assert transcript.up_to(2) == TurnsSoFar((1, 2, 4, 7, 8, 9, 7, 8, 6), ((5, 6), (8, 9))), "turns before it have no thinking any more"
+    assert [transcript.length_to(number) for number in range(3)] == [len(transcript.up_to(number).token_ids) for number in range(3)]
 
 
 def test_equal_sequences_are_still_two():
