@@ -13,10 +13,10 @@ from torch import nn
 from gradbus.errors import ModelError
 from gradbus.formats.hf_model import transformers_family
 from gradbus.formats.model_config import read_model_config
-from gradbus.formats.model_weights import check_weights
+from gradbus.formats.model_weights import check_weights, refuse_other_head
 from gradbus.formats.transformers_families import TransformersFamily
 from gradbus_kernels.models.decoder import CausalLM
-from gradbus_kernels.models.files import check_complete, check_stored, parts, refuse_other_head, stored_tensors
+from gradbus_kernels.models.files import check_complete, check_stored, parts, stored_tensors
 from gradbus_kernels.models.language_model import LanguageModel
 from gradbus_kernels.models.loading import loading
 from gradbus_kernels.models.mixture.experts import MixtureOfExperts

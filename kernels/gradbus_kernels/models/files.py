@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 from safetensors import SafetensorError, safe_open
 from torch import Size, Tensor, split
@@ -56,11 +56,6 @@ def check_complete(missing: Collection[str]) -> None:
     """Raises ModelError if places of a model got no stored tensor."""
     if missing:
         raise ModelError(f"the weights lack {', '.join(sorted(missing)[:5])}; copy the whole model folder")
-
-
-def refuse_other_head() -> NoReturn:
-    """Raises ModelError for a stored head that is not the embedding, although config.json ties the two."""
-    raise ModelError("the weights have a head of their own but config.json ties it; set tie_word_embeddings to false there")
 
 
 def parts(tensor: Tensor) -> tuple[Tensor, ...]:

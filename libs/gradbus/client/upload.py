@@ -13,7 +13,7 @@ from typing import Any
 from gradbus.client.dataset_files import dataset_files, local_path
 from gradbus.errors import DatasetError, Fault, ModelError, StorageError
 from gradbus.formats.hf_model import ModelInfo, check_model_folder
-from gradbus.formats.model_weights import read_name_plan
+from gradbus.formats.model_weights import check_tied_head, check_vocabulary, read_name_plan
 from gradbus.formats.reward_model import check_reward_folder
 from gradbus.ids import digest_of_file, is_digest
 
@@ -72,7 +72,9 @@ def _related(one: str, other: str) -> bool:
 
 def _check_policy(folder: Path) -> ModelInfo:
     info = check_model_folder(folder)
-    read_name_plan(folder)
+    plan = read_name_plan(folder)
+    check_vocabulary(plan, info.vocab_size)
+    check_tied_head(plan)
     return info
 
 

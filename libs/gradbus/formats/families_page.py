@@ -113,6 +113,12 @@ A folder of one of these families is trained by transformers' own model, which t
 | versions | have the names, shapes and one tensor per expert of the folder, however transformers holds them |
 | experts | have no auxiliary loss; biases of routers are carried along in the folder's dtype |
 
+A submission compares every tensor's shape with config.json for the families of the first table. For these it knows only that a matrix has
+`vocab_size` rows, because the gateway has no torch: the trainer makes the model on torch's device without memory, refuses missing, surplus
+and misshapen tensors by name before it allocates anything, and the run fails with that cause. A tied head that is stored too
+(`tie_word_embeddings`) must equal the embedding. For all families the submission compares both, in parts, and stores nothing of a folder
+whose head is another.
+
 Every start compares the first version with the folder bit by bit, and log-probabilities of two short texts with those of transformers'
 whole model. `tests/contract/test_transformers_families.py` does for sixteen families what the contract above does, and compares
 log-probabilities and versions of every listed one, on CPUs with tiny random models. SGLang has sampled StableLM and Starcoder2 in whole

@@ -1,23 +1,32 @@
-"""The check of a model's weights by their headers: nothing of the tensors themselves is read."""
+"""The check of a model's weights by their headers: nothing of the tensors themselves is read, except of a tied head that is stored too."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 from gradbus.errors import ModelError
 from gradbus.formats.frozen import frozen_names
 from gradbus.formats.hf_model import CONFIG, INDEX, read_object, transformers_family, weight_files, weight_map
 from gradbus.formats.model_config import ModelConfig, Shape, correction_shapes, read_model_config, redundant_shapes, tensor_shapes
-from gradbus.formats.safetensors import StoredTensor, check_tensors, read_headers, refuse_tensors
+from gradbus.formats.safetensors import StoredTensor, check_tensors, have_equal_values, read_headers, refuse_tensors
 
 _DTYPES: Final = frozenset({"F64", "F32", "F16", "BF16"})
 HEADS: Final = ("lm_head.weight", "embed_out.weight", "language_model.lm_head.weight")
 """What families call the head."""
 _NEVER_READ: Final = (".rotary_emb.inv_freq", ".masked_bias")
 """Ends of the names of tensors that older folders store and no forward reads."""
+
+
+@dataclass(frozen=True, slots=True)
+class TiedHead:
+    """A head that is stored beside the embedding to which config.json ties it."""
+
+    head: StoredTensor
+    embeddings: tuple[StoredTensor, ...]
+    """Tensors of the head's shape, one of which is the embedding: what it is called in other families, transformers alone knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,25 +37,27 @@ class NamePlan:
     """Where the folder stores each weight of the decoder, in the order of `tensor_shapes`, or of names."""
     frozen: Mapping[str, StoredTensor]
     """Where it stores what no run trains (`frozen_names`), in order of name; a version carries it with the same bits."""
+    tied_head: TiedHead | None = None
+    """No version carries it. None if the folder stores none."""
 
 
 def read_name_plan(folder: Path) -> NamePlan:
     """The plan of names of a model of any family. Raises ModelError for weights that are not the model's, as far as their headers say.
 
-    What tensors a family has that transformers computes is known to transformers alone: the trainer checks their names.
+    What tensors a family has that transformers computes is known to transformers alone: the trainer checks their names and shapes.
     """
     family = transformers_family(folder)
     if family is None:
         return check_weights(folder, read_model_config(folder))
-    found = _stored(folder)
-    tied = family.is_tied(read_object(folder / CONFIG))
+    found, config = _stored(folder), read_object(folder / CONFIG)
+    tied = family.is_tied(config)
     frozen = {name: found[name] for name in sorted(frozen_names(found))}
     redundant = {name for name, tensor in found.items() if (tied and name in HEADS) or _is_never_read(name, tensor.shape)}
     trained = {name: found[name] for name in sorted(found.keys() - frozen.keys() - redundant)}
     if not trained:
         raise ModelError(f"the weights have {len(found)} tensors, none of which is trained (docs/weights.md); take the model's own files")
     _refuse_quantised(trained)
-    return NamePlan(trained, frozen)
+    return NamePlan(trained, frozen, _tied_head(found.keys() & set(HEADS) if tied else (), found, trained))
 
 
 def check_weights(folder: Path, config: ModelConfig, head: Mapping[str, Shape] | None = None) -> NamePlan:
@@ -65,7 +76,42 @@ def check_weights(folder: Path, config: ModelConfig, head: Mapping[str, Shape] |
     check_tensors({name: frozen[name] for name in frozen.keys() & corrections.keys()}, corrections)
     check_tensors(read, needed | {name: redundant[name] for name in read.keys() & redundant.keys()})
     _refuse_quantised(read | {name: frozen[name] for name in corrections})
-    return NamePlan({name: found[name] for name in needed}, frozen)
+    trained = {name: found[name] for name in needed}
+    own_head, embedding = (config.family.stored_name(name) for name in ("lm_head.weight", "model.embed_tokens.weight"))
+    heads = found.keys() & {own_head} if config.tied and head is None else ()
+    return NamePlan(trained, frozen, _tied_head(heads, found, {embedding: trained[embedding]}))
+
+
+def check_vocabulary(plan: NamePlan, vocabulary: int) -> None:
+    """Raises ModelError unless a matrix has a row for each of so many tokens. That is known of every family, without its shapes."""
+    if not any(tensor.shape[:1] == (vocabulary,) and len(tensor.shape) == 2 for tensor in plan.trained.values()):
+        raise ModelError(
+            f"config.json states vocab_size = {vocabulary}, and no matrix of the weights has so many rows; take config.json and weights "
+            "that belong together"
+        )
+
+
+def check_tied_head(plan: NamePlan) -> None:
+    """Raises ModelError if the folder stores a tied head that is not the embedding. Reads both in parts."""
+    tied = plan.tied_head
+    if tied is not None and not any(have_equal_values(tied.head, embedding) for embedding in tied.embeddings):
+        refuse_other_head()
+
+
+def refuse_other_head() -> NoReturn:
+    """Raises ModelError for a stored head that is not the embedding, although config.json ties the two."""
+    raise ModelError(
+        "the weights have a head of their own but config.json ties it; set tie_word_embeddings to false there, or remove the head from the "
+        "weights if the embedding is the model's head"
+    )
+
+
+def _tied_head(heads: Collection[str], found: Mapping[str, StoredTensor], trained: Mapping[str, StoredTensor]) -> TiedHead | None:
+    if not heads:
+        return None
+    head = found[min(heads)]
+    _refuse_quantised({name: found[name] for name in heads})
+    return TiedHead(head, tuple(tensor for tensor in trained.values() if tensor.shape == head.shape))
 
 
 def _is_never_read(name: str, shape: tuple[int, ...]) -> bool:

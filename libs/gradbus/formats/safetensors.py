@@ -1,4 +1,4 @@
-"""Safetensors files without torch: reads and writes headers."""
+"""Safetensors files without torch: reads and writes headers, and compares tensors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import math
 import mmap
 import reprlib
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,10 @@ _ITEM_BYTES: Final[Mapping[str, int]] = {
     **dict.fromkeys(("U32", "I32", "F32"), 4),
     **dict.fromkeys(("U64", "I64", "F64"), 8),
 }
+_FLOATS: Final[Mapping[str, str]] = {"F64": "d", "F32": "f", "BF16": "f", "F16": "e"}
+"""What `struct` calls a dtype; BF16 is the upper half of a float32."""
+PART_ELEMENTS: Final = 1 << 18
+"""Elements of two tensors that are compared at a time."""
 _VALUES_PER_TENSOR: Final = 10
 _MAX_DIMENSIONS: Final = 8
 _MAX_NUMBER: Final = 1 << 63
@@ -65,6 +70,27 @@ def read_headers(files: Sequence[Path]) -> dict[str, StoredTensor]:
 def item_bytes(dtype: str) -> int:
     """Bytes of an element."""
     return _ITEM_BYTES[dtype]
+
+
+def have_equal_values(one: StoredTensor, other: StoredTensor) -> bool:
+    """Whether two floating-point tensors of one shape hold the same numbers; reads their files in parts. Raises ModelError."""
+    try:
+        with one.file.open("rb") as here, other.file.open("rb") as there:
+            here.seek(one.start)
+            there.seek(other.start)
+            for first in range(0, math.prod(one.shape), PART_ELEMENTS):
+                count = min(PART_ELEMENTS, math.prod(one.shape) - first)
+                left, right = here.read(count * item_bytes(one.dtype)), there.read(count * item_bytes(other.dtype))
+                if not are_equal_values(left, one.dtype, right, other.dtype):
+                    return False
+    except OSError as error:
+        raise ModelError(f"the weights cannot be read ({error.strerror}); copy or download the model's folder again") from error
+    return True
+
+
+def are_equal_values(one: bytes, dtype: str, other: bytes, other_dtype: str) -> bool:
+    """Whether the bytes of as many elements of two floating-point dtypes hold the same numbers; a NaN is equal to the same bytes alone."""
+    return (dtype == other_dtype and one == other) or _numbers(one, dtype) == _numbers(other, other_dtype)
 
 
 def header_length(start: bytes) -> int:
@@ -120,6 +146,15 @@ def check_tensors(found: Mapping[str, Shaped], shapes: Mapping[str, Sequence[int
     refuse_tensors(found.keys() - shapes.keys(), "are not tensors of this model")
     different = {name for name, tensor in found.items() if tuple(tensor.shape) != tuple(shapes[name])}
     refuse_tensors(different, "have another shape than in this model")
+
+
+def _numbers(data: bytes, dtype: str) -> tuple[float, ...]:
+    if dtype == "BF16":
+        wide = bytearray(2 * len(data))
+        wide[2::4], wide[3::4] = data[0::2], data[1::2]
+        data = bytes(wide)
+    code = _FLOATS[dtype]
+    return struct.unpack(f"<{len(data) // struct.calcsize(code)}{code}", data)
 
 
 def _header_bytes(file: Path, room: int) -> bytes:

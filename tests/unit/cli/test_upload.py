@@ -1,9 +1,12 @@
 """What lies on the user's machine travels by digest."""
 
+import math
+
 import pytest
 
 from gradbus.client.upload import merged_faults, upload_local_files, with_local_names
 from gradbus.errors import Fault
+from gradbus.formats.safetensors import header, read_headers
 from gradbus.ids import digest_of
 
 
@@ -25,6 +28,17 @@ def test_files_become_digests_and_the_given_spec_stays(folder):
     assert set(body["model"]["files"]) == {"config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"}
     assert set(sent) == {"train.jsonl", *body["model"]["files"]}
     assert spec["data"]["train"] == "train.jsonl"
+
+
+def test_of_a_tied_head_with_other_values_nothing_is_sent(folder):
+    path = folder / "model" / "model.safetensors"
+    tensors = {name: (tensor.dtype, tensor.shape) for name, tensor in read_headers([path]).items()}
+    zeros = bytes(sum(4 * math.prod(shape) for _, shape in tensors.values()))
+    path.write_bytes(header({**tensors, "lm_head.weight": ("F32", (16, 4))}) + zeros + bytes(4 * 64))
+    assert upload_local_files({"model": {"path": "model"}}, folder, lambda *_: None)[1] == []
+    path.write_bytes(path.read_bytes()[:-1] + b"\x3f")
+    _, faults = upload_local_files({"model": {"path": "model"}}, folder, pytest.fail)
+    assert [(fault.path, "set tie_word_embeddings to false" in fault.message) for fault in faults] == [("model", True)]
 
 
 def test_a_hub_id_and_given_files_are_left_alone(folder):

@@ -2,6 +2,7 @@
 
 import json
 import math
+import struct
 import tracemalloc
 
 import pytest
@@ -12,7 +13,7 @@ from gradbus.errors import ModelError
 from gradbus.formats.hf_model import check_model_folder
 from gradbus.formats.model_config import read_model_config, redundant_shapes, tensor_shapes
 from gradbus.formats.model_weights import check_weights
-from gradbus.formats.safetensors import MAX_HEADER_BYTES, header, read_headers
+from gradbus.formats.safetensors import MAX_HEADER_BYTES, are_equal_values, header, read_headers
 
 SIZES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "I64": 8, "BOOL": 1}
 
@@ -272,3 +273,26 @@ def test_any_header_is_taken_or_a_model_error(tmp_path_factory, described, data)
     except ModelError:
         return
     assert sum(tensor.end - tensor.start for tensor in tensors.values()) == len(data)
+
+
+HALVES = struct.pack("<3f", 1.0, -2.5, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("other", "dtype", "equal"),
+    [
+        (HALVES, "F32", True),
+        (struct.pack("<3f", 1.0, -2.5, -0.0), "F32", True),
+        (struct.pack("<3d", 1.0, -2.5, 0.0), "F64", True),
+        (struct.pack("<3e", 1.0, -2.5, 0.0), "F16", True),
+        (b"".join(HALVES[at + 2 : at + 4] for at in (0, 4, 8)), "BF16", True),
+        (struct.pack("<3f", 1.0, 2.5, 0.0), "F32", False),
+        (struct.pack("<3f", 1.0, -2.5, 1e-45), "F32", False),
+        (struct.pack("<3d", 1.0, -2.5, 1e-300), "F64", False),
+        (struct.pack("<3f", 1.0, -2.5, math.nan), "F32", False),
+    ],
+)
+def test_numbers_are_compared_across_dtypes(other, dtype, equal):
+    assert are_equal_values(HALVES, "F32", other, dtype) is equal
+    assert are_equal_values(other, dtype, HALVES, "F32") is equal
+    assert are_equal_values(other, dtype, other, dtype)

@@ -10,7 +10,7 @@ from gradbus.errors import ModelError
 from gradbus.formats.frozen import frozen_names
 from gradbus.formats.hf_model import check_model_folder, transformers_family
 from gradbus.formats.model_families import MODEL_FAMILIES
-from gradbus.formats.model_weights import read_name_plan
+from gradbus.formats.model_weights import check_tied_head, check_vocabulary, read_name_plan
 from gradbus.formats.safetensors import header
 from gradbus.formats.transformers_families import TRANSFORMERS_FAMILIES
 from gradbus.spec import LoraSpec, RolloutSpec
@@ -204,3 +204,24 @@ def test_the_engine_in_the_workers_process_and_what_needs_the_own_decoder_are_fa
     assert '"sglang"' in faults[0].allowed
     with pytest.raises(ModelError, match=r"lora is not computed for GPT2LMHeadModel; choose a model of one of .* docs/families\.md"):
         family.require("lora")
+
+
+def test_a_matrix_has_a_row_for_each_token(write):
+    plan = read_name_plan(write(GPT2, **{"wte.weight": ("F32", (8, 2)), "wpe.weight": ("F32", (64, 2)), "ln_f.weight": ("F32", (16,))}))
+    check_vocabulary(plan, 8)
+    with pytest.raises(ModelError, match="vocab_size = 16, and no matrix of the weights has so many rows"):
+        check_vocabulary(plan, 16)
+
+
+def test_a_tied_head_is_one_of_the_matrices_of_its_shape(write):
+    matrices = {"wte.weight": ("F32", (16, 2)), "h.0.mlp.c_fc.weight": ("F32", (16, 2)), "wpe.weight": ("F32", (64, 2))}
+    assert read_name_plan(write(GPT2, **matrices)).tied_head is None
+    folder = write(GPT2, **matrices, **{"lm_head.weight": ("BF16", (16, 2))})
+    assert len(read_name_plan(folder).tied_head.embeddings) == 2
+    check_tied_head(read_name_plan(folder))
+    content = bytearray((folder / "model.safetensors").read_bytes())
+    for embedding in read_name_plan(folder).tied_head.embeddings:
+        content[embedding.start + 2] = 1
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(ModelError, match=r"a head of their own but config.json ties it; set tie_word_embeddings to false"):
+        check_tied_head(read_name_plan(folder))

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from gradbus.errors import ModelError
 from gradbus.formats.hf_model import CONFIG, positive, read_object, stated_context
-from gradbus.formats.model_weights import HEADS, read_name_plan
+from gradbus.formats.model_weights import HEADS, read_name_plan, refuse_other_head
 from gradbus.formats.transformers_families import TransformersFamily
 from gradbus_kernels.models.embedding import Embedding
 from gradbus_kernels.models.fallback.attention import PACKED_ATTENTION
@@ -24,7 +24,7 @@ from gradbus_kernels.models.fallback.forward_check import check_forward
 from gradbus_kernels.models.fallback.model import TransformersLM
 from gradbus_kernels.models.fallback.module_limit import at_most_parameters
 from gradbus_kernels.models.fallback.stored_names import StoredNames, stored_names
-from gradbus_kernels.models.files import check_complete, check_stored, refuse_other_head, stored_tensors
+from gradbus_kernels.models.files import check_complete, check_stored, stored_tensors
 
 
 def load_transformers_lm(folder: Path, family: TransformersFamily, dtype: torch.dtype, device: str) -> TransformersLM:

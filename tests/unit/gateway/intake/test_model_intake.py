@@ -1,15 +1,20 @@
 """A model is checked alike in a folder of the server and as stored files, before anything large of it is read."""
 
 import json
+import math
+import struct
 import tracemalloc
 
 import pytest
 
-from gradbus.formats.safetensors import MAX_HEADER_BYTES
+from gradbus.formats import safetensors
+from gradbus.formats.model_config import read_model_config, tensor_shapes
+from gradbus.formats.safetensors import MAX_HEADER_BYTES, header
 from gradbus.ids import digest_of
 from gradbus.objects import ObjectStore
 from gradbus.objects.paths import blob_path
 from gradbus.spec import ModelSpec
+from gradbus_gateway.intake.model import tied_head
 from gradbus_gateway.intake.model.intake import ModelIntake
 from gradbus_gateway.settings import GatewaySettings
 
@@ -170,3 +175,54 @@ async def test_a_folder_that_fails_the_check_is_not_stored(new_intake, folder, o
 async def test_weights_that_no_forward_reads_are_not_stored(new_intake, uploaded):
     stored, _ = await new_intake().store(await uploaded(**{"consolidated.safetensors": b"another layout", "notes.txt": b"x"}), "someone")
     assert not {"consolidated.safetensors", "notes.txt"} & set(stored.spec.files)
+
+
+def tensor_file(**tensors):
+    """A file of tensors, name to (dtype, shape, bytes)."""
+    described = {name: (dtype, shape) for name, (dtype, shape, _) in tensors.items()}
+    return header(described) + b"".join(data for _, _, data in tensors.values())
+
+
+def with_head(folder, head, dtype="F32"):
+    """The folder's weights with an embedding of 1, 2, 3, ... and a head, as files by name: the head in a shard of its own."""
+    table = struct.pack("<64f", *range(1, 65))
+    shapes = tensor_shapes(read_model_config(folder))
+    own = {name: ("F32", shape, bytes(4 * math.prod(shape))) for name, shape in shapes.items()}
+    own["model.embed_tokens.weight"] = ("F32", (16, 4), table)
+    files = {
+        "model-00001-of-00002.safetensors": tensor_file(**{"lm_head.weight": (dtype, (16, 4), head)}),
+        "model-00002-of-00002.safetensors": tensor_file(**own),
+    }
+    index = dict.fromkeys(own, "model-00002-of-00002.safetensors") | {"lm_head.weight": "model-00001-of-00002.safetensors"}
+    return files | {"model.safetensors.index.json": json.dumps({"weight_map": index}).encode(), "model.safetensors": None}
+
+
+async def stored_both_ways(intake, folder, uploaded, files):
+    """The faults of a folder, and of its uploaded files."""
+    model = await uploaded(**files)
+    for name, content in files.items():
+        (folder / name).write_bytes(content) if content is not None else (folder / name).unlink()
+    return [(await intake.store(given, "someone"))[1] for given in (ModelSpec(path="model"), model)]
+
+
+@pytest.mark.parametrize(("dtype", "code"), [("F32", "f"), ("F64", "d"), ("F16", "e")])
+async def test_a_tied_head_that_is_stored_with_equal_values_is_taken(new_intake, uploaded, folder, monkeypatch, dtype, code):
+    monkeypatch.setattr(tied_head, "PART_ELEMENTS", 24)  # the last part is shorter
+    monkeypatch.setattr(safetensors, "PART_ELEMENTS", 24)
+    files = with_head(folder, struct.pack(f"<64{code}", *range(1, 65)), dtype)
+    assert await stored_both_ways(new_intake(), folder, uploaded, files) == [[], []]
+
+
+@pytest.mark.parametrize("at", [1, 64], ids=["first", "last"])
+async def test_a_tied_head_with_another_value_is_refused_before_anything_is_stored(new_intake, uploaded, folder, monkeypatch, objects, at):
+    monkeypatch.setattr(tied_head, "PART_ELEMENTS", 24)
+    monkeypatch.setattr(safetensors, "PART_ELEMENTS", 24)
+    files = with_head(folder, struct.pack("<64f", *(value + (value == at) for value in range(1, 65))))
+    words = "config.json ties it; set tie_word_embeddings to false there, or remove the head"
+    [here], [there] = await stored_both_ways(new_intake(), folder, uploaded, files)
+    assert words in str(here)
+    assert words in str(there)
+    for digest in await objects.list("blobs"):
+        await objects.delete(digest)
+    await fault(new_intake(), ModelSpec(path="model"))
+    assert await objects.list("blobs") == []

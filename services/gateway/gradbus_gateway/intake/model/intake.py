@@ -12,7 +12,7 @@ from gradbus.errors import Fault, ModelError, SpecError
 from gradbus.formats.hf_model import ModelInfo, check_model_folder
 from gradbus.formats.model_config import ModelConfig, read_model_config
 from gradbus.formats.model_families import ModelFamily
-from gradbus.formats.model_weights import read_name_plan
+from gradbus.formats.model_weights import NamePlan, check_tied_head, check_vocabulary, read_name_plan
 from gradbus.formats.reward_model import check_reward_folder, read_reward_config
 from gradbus.lru_cache import LruCache
 from gradbus.objects import ObjectStore
@@ -21,6 +21,7 @@ from gradbus_gateway.intake.check_turns import CheckTurns
 from gradbus_gateway.intake.model.hub import Hub, is_hub_id
 from gradbus_gateway.intake.model.outline import TOKENIZER_CONFIG, write_outline
 from gradbus_gateway.intake.model.scoring_head import is_reward_model, with_scoring_head
+from gradbus_gateway.intake.model.tied_head import check_stored_head
 from gradbus_gateway.intake.server_paths import allowed_paths, under_roots
 from gradbus_gateway.intake.uploads import store_path
 from gradbus_gateway.settings import GatewaySettings
@@ -118,7 +119,9 @@ class ModelIntake:
         return files if files and await self._objects.has_blobs(files.values()) else None
 
     async def _store_files(self, folder: Path, kind: FolderKind) -> dict[str, str]:
-        info, _ = await asyncio.to_thread(_inspect, folder, self._settings.max_model_bytes, kind)
+        info, _, plan = await asyncio.to_thread(_inspect, folder, self._settings.max_model_bytes, kind)
+        if plan is not None:
+            await asyncio.to_thread(check_tied_head, plan)
         return {name: (await store_path(self._objects, folder / name)).id for name in info.files}
 
     async def _checked_model(self, model: ModelSpec, files: dict[str, str], caller: str, kind: FolderKind) -> StoredModel:
@@ -137,25 +140,29 @@ class ModelIntake:
     async def _check(self, model: ModelSpec, files: dict[str, str], kind: FolderKind) -> StoredModel:
         with tempfile.TemporaryDirectory(prefix="gradbus-model-") as name:
             digests = await write_outline(self._objects, files, Path(name))
-            info, config = await asyncio.to_thread(_inspect, Path(name), self._settings.max_model_bytes, kind)
+            info, config, plan = await asyncio.to_thread(_inspect, Path(name), self._settings.max_model_bytes, kind)
+            if plan is not None and plan.tied_head is not None:
+                await check_stored_head(self._objects, digests, plan.tied_head)
             chat = await asyncio.to_thread(_has_chat_template, Path(name))
         used = {file: digests[file] for file in info.files}
         return StoredModel(model.model_copy(update={"files": used}), info, config, chat)
 
 
-def _inspect(folder: Path, most: int, kind: FolderKind) -> tuple[ModelInfo, ModelConfig | None]:
-    info, config = _inspected_policy(folder) if kind == "policy" else (check_reward_folder(folder), read_reward_config(folder))
+def _inspect(folder: Path, most: int, kind: FolderKind) -> tuple[ModelInfo, ModelConfig | None, NamePlan | None]:
+    """What the folder states. The plan is of a policy alone: a reward model has no head for tokens."""
+    info, config, plan = _inspected_policy(folder) if kind == "policy" else (check_reward_folder(folder), read_reward_config(folder), None)
     size = sum((folder / name).stat().st_size for name in info.files)
     if size > most:
         raise ModelError(f"the model has {size} bytes, at most {most} are taken; the operator may raise GRADBUS_MAX_MODEL_BYTES")
-    return info, config
+    return info, config, plan
 
 
-def _inspected_policy(folder: Path) -> tuple[ModelInfo, ModelConfig | None]:
+def _inspected_policy(folder: Path) -> tuple[ModelInfo, ModelConfig | None, NamePlan]:
     info = check_model_folder(folder)
     config = read_model_config(folder) if isinstance(info.family, ModelFamily) else None
-    read_name_plan(folder)
-    return info, config
+    plan = read_name_plan(folder)
+    check_vocabulary(plan, info.vocab_size)
+    return info, config, plan
 
 
 def _has_chat_template(folder: Path) -> bool:
