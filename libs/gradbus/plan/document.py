@@ -18,7 +18,12 @@ def plan_document(plan: Plan) -> dict[str, Any]:
         "object": "plan",
         "card": {"name": card.name, "memory": card.memory, "count": plan.cards, "cores": card.cores},
         "model": {"architecture": bill.size.architecture, "parameters": bill.size.parameters, "trained": bill.trained},
-        "workload": {"prompt_tokens": bill.workload.prompt, "response_tokens": bill.workload.response, "packed_tokens": bill.packed},
+        "workload": {
+            "prompt_tokens": bill.workload.prompt,
+            "longest_prompt_tokens": bill.workload.longest,
+            "response_tokens": bill.workload.response,
+            "packed_tokens": bill.packed,
+        },
         "tenants": [_tenant(tenant) for tenant in tenants],
         "divisions": [_division(division) for division in plan.divisions],
         "changes": [{"setting": change.setting, "tenant": change.tenant.name, "bytes": change.tenant.bytes} for change in plan.changes],

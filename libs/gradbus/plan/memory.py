@@ -185,7 +185,7 @@ class Bill:
     def packed(self) -> int:
         """Tokens of a micro-batch."""
         drawn = self.workload.response if self.spec.trains_given else self.spec.max_drawn_tokens
-        longest = self.workload.prompt + drawn
+        longest = self.workload.longest + drawn
         portions = _PORTIONS * self.side_by_side if self.side_by_side > 1 else 1
         return max(longest, min(self.spec.trainer.micro_batch_tokens, self.step_tokens // portions))
 
@@ -229,7 +229,7 @@ class Bill:
         rollout, size = self.spec.rollout, self.size
         slots, width = rollout.slots, WIDTH[self.engine_dtype]
         position = width * size.cached
-        longest = min(size.context_length, self.workload.prompt + self.spec.max_drawn_tokens)
+        longest = min(size.context_length, self.workload.longest + self.spec.max_drawn_tokens)
         yield Part("weights", width * size.parameters)
         samples = f"keys and values of {slots} samples"
         if not rollout.traits.embedded:
@@ -237,7 +237,7 @@ class Bill:
         else:
             capacity = (embedded_cache.paged if self.process.on_cpu else embedded_cache.in_one_piece)(longest)
             yield Part(samples, position * slots * capacity)
-            prompts = embedded_cache.paged(self.workload.prompt) if self.process.on_cpu else self.workload.prompt
+            prompts = embedded_cache.paged(self.workload.longest) if self.process.on_cpu else self.workload.longest
             yield Part("keys and values of the next prompts", position * embedded_cache.lanes(slots) * prompts)
             if self.spec.environment is not None:
                 yield Part("kept between turns", self._kept_between_turns(position))

@@ -28,6 +28,7 @@ class PlannedWorkload(BaseModel):
     """Mean lengths, and the tokens of a micro-batch."""
 
     prompt_tokens: int
+    longest_prompt_tokens: int = Field(0, description="Of the rows that were measured; as `prompt_tokens` if none were.")
     response_tokens: int
     packed_tokens: int
 

@@ -85,6 +85,16 @@ def test_json_is_what_the_gateway_answers(gradbus, http, run_id, line, path):
     assert (status, json.loads(output)) == (0, http.get(path.replace("RUN", run_id)).json())
 
 
+async def test_the_lineage_of_the_newest_version_is_that_of_its_number_however_the_run_is_named(gradbus, run_id, set_state):
+    assert json.loads(gradbus("lineage", f"{run_id}@last", "--json")[1])["version"] == 0
+    await set_state(run_id, "running", step=3, version=2)
+    _, expected, _ = gradbus("lineage", f"{run_id}@3", "--json")
+    for run in (run_id, run_id[:-2], "typed", "last"):
+        assert gradbus("lineage", f"{run}@last", "--json") == (0, expected, "")
+        assert gradbus("lineage", f"{run}@3", "--json") == (0, expected, "")
+    assert gradbus("lineage", "other@last")[0] == 2
+
+
 @pytest.mark.parametrize(("state", "status"), [("succeeded", 0), ("failed", 1), ("cancelled", 3)])
 async def test_following_ends_with_the_run_s_own_status(gradbus, stack, run_id, set_state, tmp_path, state, status):
     await set_state(run_id, state, step=4, version=4, reward=0.5, accuracy=0.75, shares={"train": 0.5}, workers=2)

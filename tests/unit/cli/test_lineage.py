@@ -92,7 +92,11 @@ def test_a_version_has_a_line_for_what_judged_it_and_for_each_group():
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
-    [(["run@x"], "'x' is no version of run; give its step, as in run@40"), (["run", "--step", "3"], "as in run@4, which step 3 makes")],
+    [
+        (["run@x"], "'x' is no version of run; give its step, as in run@40, or run@last"),
+        (["run@²"], "'²' is no version of run"),
+        (["run", "--step", "3"], "as in run@4, which step 3 makes"),
+    ],
 )
 def test_what_names_no_version_is_refused_before_anybody_is_asked(arguments, told):
     result = CliRunner().invoke(app, ["lineage", *arguments])

@@ -21,10 +21,12 @@ _INDENT: Final = "   "
 _VERBS: Final = {"reward_model": "scored by", "teacher": "taught by"}
 """What a version of another run does for a run that does not start from it."""
 _PROMPT_CHARACTERS: Final = 60
+_NEWEST: Final = "last"
+"""The newest trained version."""
 
 
 def lineage(
-    run: Annotated[str, typer.Argument(metavar="ID[@VERSION]", help="Run id or its beginning, run name, or `last`; of it, a version.")],
+    run: Annotated[str, typer.Argument(metavar="ID[@VERSION]", help="Run id, its beginning, name, or `last`; of it, a step or `last`.")],
     step: Annotated[int | None, typer.Option(min=0, help="Of a version: only the groups of this step. Default: of all before it.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="Newest runs that start from it; of a version, the first groups.")] = 100,
     as_json: AsJson = False,
@@ -32,16 +34,25 @@ def lineage(
 ) -> None:
     """Show which runs a run's model comes from and which start from it, or the groups, prompts and scorers that made a version."""
     given, at, version = run.partition("@")
-    if at and not version.isdecimal():
-        raise SettingsError(f"{version!r} is no version of {given}; give its step, as in {given}@40")
+    if at and version != _NEWEST and not (version.isascii() and version.isdecimal()):
+        raise SettingsError(f"{version!r} is no version of {given}; give its step, as in {given}@40, or {given}@{_NEWEST}")
     if step is not None and not at:
         raise SettingsError(f"--step is of a version; name one, as in {given}@{step + 1}, which step {step} makes")
     with connect(state) as client:
         if at:
             asked = {"limit": limit} | ({} if step is None else {"step": step})
-            _show_version(client.version_lineage(given, int(version), **asked), as_json)
+            run_id, at_step = _named(client, given, version)
+            _show_version(client.version_lineage(run_id, at_step, **asked), as_json)
         else:
             _show_run(client, given, limit, as_json)
+
+
+def _named(client: Client, given: str, version: str) -> tuple[str, int]:
+    """The run and the number of its version."""
+    if version != _NEWEST:
+        return given, int(version)
+    run = client.run(given)
+    return run.id, run.progress.step
 
 
 def _show_run(client: Client, given: str, limit: int, as_json: bool) -> None:

@@ -68,7 +68,7 @@ def _reports(body: Mapping[str, Any], options: CheckOptions) -> Iterator[PartRep
     section, base = _section(body), options.spec.parent
     plan = RowPlan(columns=columns_of(body.get("kind", "rl"), section), names=section.columns, filter=section.filter)
     work = Check(plan, _encoder(body, base), options.rows, options.encoded)
-    for name, sources, names, weight in _parts(section):
+    for name, sources, names, weight in parts_of(section):
         with tempfile.TemporaryDirectory(prefix="gradbus-data-") as scratch:
             files: list[DatasetFile] = []
             for at, source in enumerate([sources] if isinstance(sources, str) else sources):
@@ -98,7 +98,7 @@ def _section(body: Mapping[str, Any]) -> DataSpec:
     return spec.data
 
 
-def _parts(section: DataSpec) -> Iterator[tuple[str, Sources, Mapping[str, str], float | None]]:
+def parts_of(section: DataSpec) -> Iterator[tuple[str, Sources, Mapping[str, str], float | None]]:
     """(name, sources, names of columns, weight) of each dataset."""
     if section.train:
         yield "train", section.train, section.columns, None

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gradbus.cli.options import taking
-from gradbus.cli.output import AsJson, print_json, printable
+from gradbus.cli.output import AsJson, print_json, print_notice, printable
 from gradbus.errors import SettingsError, SpecError
 
 if TYPE_CHECKING:
-    from gradbus.plan import Card, ModelSize, Plan
+    from gradbus.plan import Card, ModelSize, Plan, Workload
     from gradbus.plan.memory import Tenant
     from gradbus.plan.plan import Division
     from gradbus.spec import RunSpec
@@ -30,7 +30,7 @@ class PlanOptions:
     gpu: Annotated[str | None, typer.Option("--gpu", metavar="NAME", help="Card, such as h200, a100, l40s, rtx4090; default: h100.")] = None
     cpu: Annotated[bool, typer.Option("--cpu", help="This machine's CPU in place of a card, measured in about two seconds.")] = False
     gpus: Annotated[int, typer.Option("--gpus", min=1, help="Number of cards.")] = 1
-    prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Mean prompt; default: 256.")] = None
+    prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Mean prompt; default: measured, or 256.")] = None
     response_tokens: Annotated[int | None, typer.Option(min=1, help="Mean response; default: half of the longest.")] = None
     model: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder with the model's config.json; default: the spec's path.")] = None
     changes: Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.FIELD=VALUE", help="Override a field of the spec.")] = None
@@ -42,7 +42,7 @@ def plan(options: PlanOptions) -> None:
     """Show what a run needs, before it is submitted: memory, what fits on which card, seconds of a step. Nothing has to run."""
     from gradbus.client import load_spec
     from gradbus.client.upload import inline_sources
-    from gradbus.plan import DEFAULT_CARD, MOST_CARDS, Workload, card_of, make_plan
+    from gradbus.plan import DEFAULT_CARD, MOST_CARDS, card_of, make_plan
     from gradbus.plan.document import plan_document
     from gradbus.plan.this_cpu import this_cpu
     from gradbus.spec import parse_spec
@@ -56,13 +56,18 @@ def plan(options: PlanOptions) -> None:
     if options.gpus > MOST_CARDS:
         raise SettingsError(f"--gpus is {options.gpus}; a plan has at most {MOST_CARDS} cards")
     size = _size(options, spec)
-    workload = Workload.of(spec, options.prompt_tokens, options.response_tokens)
+    workload, told = _workload(options, spec)
     found = make_plan(spec, size, workload, this_cpu(size.hidden) if options.cpu else card_of(options.gpu or DEFAULT_CARD), options.gpus)
     if options.as_json:
         print_json(plan_document(found))
+        print_notice(f"prompts {told}")
         return
-    for line in _lines(found):
+    for line in _lines(found, told):
         typer.echo(printable(line))
+
+
+def _folder(options: PlanOptions, spec: RunSpec) -> Path:
+    return options.model or options.spec.parent / str(spec.model.path)
 
 
 def _size(options: PlanOptions, spec: RunSpec) -> ModelSize:
@@ -75,7 +80,7 @@ def _size(options: PlanOptions, spec: RunSpec) -> ModelSize:
 
     if options.model is None and spec.model.path is None:
         raise SettingsError("the model comes from another run; name a folder with its config.json by --model DIR")
-    folder = options.model or options.spec.parent / str(spec.model.path)
+    folder = _folder(options, spec)
     if not (folder / CONFIG).is_file():
         raise SettingsError(f"{folder} has no {CONFIG}; download that file of the model, and name its folder by --model DIR")
     size = read_size(folder)
@@ -84,12 +89,29 @@ def _size(options: PlanOptions, spec: RunSpec) -> ModelSize:
     return size
 
 
-def _lines(plan: Plan) -> Iterator[str]:
+def _workload(options: PlanOptions, spec: RunSpec) -> tuple[Workload, str]:
+    """The lengths that the plan is made for, and in words where those of prompts come from."""
+    from gradbus.cli.specs.plan_lengths import dataset_lengths
+    from gradbus.plan import Workload
+
+    prompt, response = options.prompt_tokens, options.response_tokens
+    if prompt is not None:
+        return Workload.of(spec, prompt, response), "as --prompt-tokens says"
+    found = dataset_lengths(spec, options.spec.parent, _folder(options, spec))
+    if isinstance(found, str):
+        return Workload.of(spec, None, response), f"not measured ({found}); give their mean by --prompt-tokens"
+    given = None if found.response is None else max(1, round(found.response))
+    workload = Workload.of(spec, max(1, round(found.prompt)), response or given, found.longest_prompt)
+    return workload, f"of {found.rows:,} rows: {workload.prompt} tokens in the mean, {workload.longest} the longest"
+
+
+def _lines(plan: Plan, told: str) -> Iterator[str]:
     bill, workload, card = plan.bill, plan.bill.workload, plan.card
     size, trained = bill.size, "" if bill.trained == bill.size.parameters else f", {_count(bill.trained)} of them trained"
     yield f"model    {size.architecture}, {_count(size.parameters)} parameters{trained}"
     shape = f"{bill.spec.schedule.groups_per_step} x {bill.group_size} samples a step, {workload.prompt} + {workload.response} tokens each"
     yield f"work     {shape} (means), micro-batches of {bill.packed:,} packed tokens"
+    yield f"prompts  {told}"
     yield _card(card)
     for tenant in (bill.trainer, bill.engine, bill.reference):
         if tenant is not None:
