@@ -1,5 +1,6 @@
-"""The six dashboards."""
+"""The seven dashboards."""
 
+from boards.cluster import CLUSTER
 from boards.environments import ENVIRONMENTS
 from boards.rewards import REWARDS
 from boards.run import RUN
@@ -7,4 +8,4 @@ from boards.services import SERVICES
 from boards.time import TIME
 from boards.weights import WEIGHTS
 
-BOARDS = (RUN, TIME, WEIGHTS, REWARDS, ENVIRONMENTS, SERVICES)
+BOARDS = (RUN, TIME, WEIGHTS, REWARDS, ENVIRONMENTS, SERVICES, CLUSTER)

@@ -27,6 +27,9 @@ NOT_OURS = {"ALERTS", "up"} | {
     f"otel_sdk_{place}_total" for of in ("span", "log") for place in (f"processor_{of}_processed", f"exporter_{of}_exported")
 }
 """Series of Prometheus itself and of the SDK."""
+EXPORTERS = json.loads((GRAFANA / "exporters.json").read_text())
+"""What the dashboard of the cluster takes from others: by exporter, its metrics and their labels."""
+FOREIGN = {series: set(labels) for metrics in EXPORTERS.values() for series, labels in metrics.items()}
 WORDS = {
     "sum",
     "max",
@@ -76,15 +79,17 @@ def test_what_is_committed_is_what_the_generator_writes(tmp_path):
     program = "import build; [print(path) or (print(len(text))) for path, text in build.written().items() if path.read_text() != text]"
     done = subprocess.run([sys.executable, "-c", program], cwd=GRAFANA, capture_output=True, text=True, check=True)
     assert done.stdout == "", "run python deploy/grafana/build.py"
-    assert len(BOARDS) == 6
+    assert len(BOARDS) == 7
 
 
 @pytest.mark.parametrize(("where", "expr"), list(queries()))
 def test_a_query_asks_for_what_is_emitted_by_labels_it_has(where, expr):
     known = {series: metric for metric in METRICS for series in series_names(metric)}
     series, labels = named_in(expr)
-    assert series - known.keys() == set() | (series & NOT_OURS)
-    given = {"job", "instance", "le", "alertstate"} | {label(name) for one in series - NOT_OURS for name in known[one].attributes}
+    assert series - known.keys() - FOREIGN.keys() == set() | (series & NOT_OURS)
+    assert where.startswith("gradbus-cluster") or not series & FOREIGN.keys(), "compose has none of these exporters"
+    given = {"job", "instance", "le", "alertstate"} | {label(name) for one in series & known.keys() for name in known[one].attributes}
+    given |= {name for one in series & FOREIGN.keys() for name in FOREIGN[one]}
     assert labels - given <= {"error_type"} if series & NOT_OURS else labels <= given
 
 
@@ -93,6 +98,37 @@ def test_a_query_for_what_nobody_emits_is_found():
         {"gradbus_nothing_total"},
         {"le", "nowhere", "gradbus_side"},
     )
+
+
+def test_every_metric_of_an_exporter_is_shown_and_its_panel_names_the_exporter():
+    board = BOARDS["gradbus-cluster.json"]
+    used = {variable["query"]["query"] for variable in board["templating"]["list"]}
+    shown = {series for expr in used for series in named_in(expr)[0]}
+    for panel in board["panels"]:
+        series = {one for target in panel.get("targets", []) for one in named_in(target["expr"])[0]}
+        needed = {exporter for exporter, metrics in EXPORTERS.items() if series & metrics.keys()}
+        said = panel.get("description", "").partition("Needs ")[2]
+        assert {exporter for exporter in EXPORTERS if exporter in said} == needed, panel["title"]
+        shown |= series
+    assert FOREIGN.keys() <= shown
+    assert all(f"`{exporter}`" in (ROOT / "docs/kubernetes.md").read_text() for exporter in EXPORTERS)
+
+
+def test_the_figure_of_keda_is_the_one_that_is_shown():
+    keda = yaml.safe_load((ROOT / "deploy/kubernetes/components/keda/objects.yaml").read_text())
+    asked = keda["spec"]["triggers"][0]["metadata"]
+    [panel] = [panel for _, panel in PANELS if panel["title"] == "Groups that wait for samples"]
+    assert asked["query"] in {target["expr"] for target in panel["targets"]}
+    assert f"each {asked['threshold']}" in panel["description"]
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="no `promtool` on the PATH; Debian has it in the package prometheus")
+def test_prometheus_parses_the_queries_of_the_cluster(tmp_path):
+    filled = [re.sub(r"\$__\w+", "5m", target["expr"]) for name, panel in PANELS if "cluster" in name for target in panel["targets"]]
+    rules = [{"record": f"gradbus:query{number}", "expr": expr} for number, expr in enumerate(filled)]
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}))
+    done = subprocess.run(["promtool", "check", "rules", str(tmp_path / "rules.yml")], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("name", BOARDS)
