@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import tempfile
 import time
 from collections.abc import Awaitable, Sequence
@@ -35,8 +36,10 @@ SLOTS = 256
 """Turns that are drawn at a time."""
 BUSY = 0.35
 """Seconds of the processor, in half a second, of a service that has work."""
-WAITED_SECONDS = 20.0
-"""A call that offers an episode is made again after 10 to 20 s."""
+WAITED_SECONDS = 30.0
+"""A call that offers an episode is made again after 10 to 20 s, or, while thousands wait, after 30 to 60 s."""
+OPEN_SECONDS = json.loads(SECTION)["step_seconds"] + 60.0
+"""As long as a worker lets a call that offers an episode wait, which decides how often it is made again."""
 TURNS = 8
 """Of the episodes beside the queue."""
 
@@ -108,7 +111,7 @@ class Queue:
         answer: Any = pb.OpenResponse(is_away=True)
         while answer.is_away:
             with contextlib.suppress(grpc.aio.AioRpcError):  # of a call that a busy server gave up: a worker asks again
-                answer = await stub.Open(opening, timeout=120, metadata=CALLER)
+                answer = await stub.Open(opening, timeout=OPEN_SECONDS, metadata=CALLER)
         self._asked += 1
         if self._asked == len(self._episodes):
             self._all_asked.set()

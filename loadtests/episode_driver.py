@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import hashlib
 import json
+import math
 import multiprocessing
 import tempfile
 import time
@@ -27,6 +28,8 @@ import psutil
 
 from gradbus.control.runs import RunRecord, WorkerPresence
 from gradbus.datasets.row_file import RowFile
+from gradbus.formats.model_config import read_model_config, tensor_shapes
+from gradbus.formats.safetensors import header
 from gradbus.rpc import open_channel
 from gradbus.spec import RunSpec
 from gradbus.tokenizer.launcher import ForkServer
@@ -39,7 +42,6 @@ from gradbus.v1.environment_service_pb2_grpc import (
 )
 from gradbus.v1.group_pb2 import Group
 from gradbus.v1.task_pb2 import GroupTask, Task, TaskKind
-from gradbus_load import material
 from gradbus_rollout.engines.base import Completion, Engine, GroupCompletion, PromptGroup, TokenSpan
 from gradbus_rollout.engines.watchdog import WatchedEngine
 from gradbus_rollout.episodes.attempt import PlayerParts
@@ -61,6 +63,7 @@ GROUPS: Final = 16
 """Of a task."""
 LONGEST: Final = 64
 """Tokens of a turn, of which there are half as many on average."""
+CHARACTERS: Final = "0123456789abcdefghijklmnopqrstuvwxyz ?.:"
 LOOK_SECONDS: Final = 0.1
 RESULT: Final = "the tool says: go on with the next letter. "
 
@@ -125,6 +128,37 @@ class Environment(EnvironmentServiceServicer):
     async def KeepAlive(self, request: pb.KeepAliveRequest, context: Any = None, **_: Any) -> pb.KeepAliveResponse:  # noqa: ARG002, N802
         """See the proto."""
         return pb.KeepAliveResponse()
+
+
+def write_model(folder: Path) -> None:
+    """The smallest model, of zeros, and a tokenizer of one token for each character, without the libraries that make real ones."""
+    folder.mkdir()
+    ids = {text: number for number, text in enumerate(("<unk>", "<eos>", *CHARACTERS))}
+    added = {"special": True, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [{"id": ids[text], "content": text, **added} for text in ("<unk>", "<eos>")],
+        "pre_tokenizer": {"type": "Split", "pattern": {"String": ""}, "behavior": "Isolated", "invert": False},
+        "decoder": {"type": "Fuse"},
+        "model": {"type": "WordLevel", "vocab": ids, "unk_token": "<unk>"},
+    }
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": len(ids),
+        "hidden_size": 4,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 8192,
+        "eos_token_id": ids["<eos>"],
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"unk_token": "<unk>", "eos_token": "<eos>"}))
+    (folder / "config.json").write_text(json.dumps(config))
+    shapes = tensor_shapes(read_model_config(folder))
+    tensors = header({name: ("F32", shape) for name, shape in shapes.items()})
+    (folder / "model.safetensors").write_bytes(tensors + bytes(4 * sum(map(math.prod, shapes.values()))))
 
 
 @dataclass(frozen=True)
@@ -263,9 +297,9 @@ async def main(options: argparse.Namespace) -> None:
     print("| episodes at once | turns a second | CPU ms a turn: the driver | its other processes | KiB an episode | digest |")
     print("|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
-        made = await asyncio.to_thread(material.make, Path(folder))
+        write_model(Path(folder) / "model")
         for episodes in options.episodes:
-            async with environment_of(options) as stub, driver(made, stub, spec_of(options.turns, episodes)) as of:
+            async with environment_of(options) as stub, driver(Path(folder), stub, spec_of(options.turns, episodes)) as of:
                 print(await measure(of, episodes, options), flush=True)
 
 
