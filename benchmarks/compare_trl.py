@@ -146,6 +146,13 @@ def machine(device: str = "cpu") -> str:
     return f"{gpu}{psutil.cpu_count()} cores {platform.machine()}, Python {platform.python_version()}, {packages}"
 
 
+def source() -> str:
+    """The commit of the measured source, and the day."""
+    asked = ["git", "rev-parse", "--short=8", "HEAD"]
+    commit = subprocess.run(asked, cwd=HERE, check=True, capture_output=True, text=True).stdout.strip()
+    return f"{commit}, {time.strftime('%Y-%m-%d', time.gmtime())}"
+
+
 def protocol(job: Job, rounds: int) -> str:
     """What was measured."""
     if job.is_demo:

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 from calculator.demo_tools import LIES, body
 from calculator.make_model import TOOLS, Settings, make
-from compare_trl import HERE, machine
+from compare_trl import HERE, machine, source
 from gradbus_run import Measured, measure, stack
 
 CALCULATOR = HERE.parent / "examples" / "calculator"
@@ -47,6 +47,7 @@ def row(seed: int, tool: str, *seen: Measured) -> dict[str, Any]:
     return {
         "seed": seed,
         "tool": tool,
+        "source": source(),
         "curve": shown,
         "before": shown[0][1],
         "after": shown[0 if tool == "wrong" else -1][1],
@@ -72,10 +73,11 @@ def curve(seen: Measured) -> list[tuple[int, float]]:
 def summary(results: list[dict[str, Any]], steps: int) -> str:
     """The table."""
     lines = ["# The calculator over seeds", "", f"{machine()}. A warm-up, then {steps} steps of 16 groups of 8 episodes of two turns.", ""]
-    lines += ["| tool | seed | held-out before | after | CPU seconds | seconds |", "|---|---|---|---|---|---|"]
+    lines += ["| tool | seed | held-out before | after | CPU seconds | seconds | commit, day |", "|---|---|---|---|---|---|---|"]
     for one in results:
         shares = f"{one['before']:.3f} | {one['after']:.3f}"
-        lines.append(f"| {one['tool']} | {one['seed']} | {shares} | {one['cpu_seconds']:.0f} | {one['wall_seconds']:.0f} |")
+        cost = f"{one['cpu_seconds']:.0f} | {one['wall_seconds']:.0f} | {one['source']}"
+        lines.append(f"| {one['tool']} | {one['seed']} | {shares} | {cost} |")
     lines += [
         "",
         "Seconds are those of the runs without the start of the stack, on a machine with other work; CPU seconds are of all its processes.",
