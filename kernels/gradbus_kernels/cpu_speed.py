@@ -1,4 +1,4 @@
-"""How fast one core of this machine is at what a step consists of, in about two seconds: `python -m gradbus_kernels.cpu_speed WIDTH`.
+"""How fast one core of this machine is at what a step consists of, in about five seconds: `python -m gradbus_kernels.cpu_speed WIDTH`.
 
 `gradbus plan --cpu` rests on it. A core that is busy with other processes is measured by the seconds that it gave to this one.
 """
@@ -9,7 +9,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Final
 
 import torch
@@ -38,11 +39,16 @@ _LENGTH: Final = 128
 """Of a text in a micro-batch."""
 _VOCABULARY: Final = 8192
 _CALLS: Final = 300
-_REPEATS: Final = 3
+_REPEATS: Final = 2
+_ROUNDS: Final = 3
+"""A core is slower for tenths of a second at a time, by up to a half, so each rate is measured at several times."""
+_ENOUGH: Final = 20.0
+"""Seconds after which no round begins: a core that others keep busy is measured less often."""
+Rates = dict[str, float | dict[str, float]]
 
 
-def measure(width: int) -> dict[str, float | dict[str, float]]:
-    """Rates of one core for a model whose hidden states have `width` elements; most are by dtype of the spec.
+def measure(width: int) -> Rates:
+    """Rates of one core for a model whose hidden states have `width` elements, the median of its rounds each; most are by dtype of a spec.
 
     `training` and `decode`: FLOP/s of products of many rows and of a decode step's. `read`: weights/s of products of
     few rows. `paired`: FLOP/s of a training step's attention.
@@ -50,6 +56,25 @@ def measure(width: int) -> dict[str, float | dict[str, float]]:
     sampler. `copied`: bytes/s, each read and written. `operator`: seconds of an operator that has nothing to do.
     """
     torch.set_num_threads(1)
+    began, rounds = time.monotonic(), [_round(width)]
+    while len(rounds) < _ROUNDS and time.monotonic() - began < _ENOUGH:
+        rounds.append(_round(width))
+    return medians(rounds)
+
+
+def medians(rounds: Sequence[Rates]) -> Rates:
+    """The median of each rate."""
+    return {name: _median([found[name] for found in rounds]) for name in rounds[0]}
+
+
+def _median(values: Sequence[float | dict[str, float]]) -> float | dict[str, float]:
+    by_dtype = [value for value in values if isinstance(value, dict)]
+    if by_dtype:
+        return {dtype: median(value[dtype] for value in by_dtype) for dtype in by_dtype[0]}
+    return median(value for value in values if not isinstance(value, dict))
+
+
+def _round(width: int) -> Rates:
     by_dtype = {"training": _training, "decode": _decode, "read": _read, "paired": _paired, "kept": _kept, "attended": _attended}
     found = {name: {dtype: rate(width, DTYPES[dtype]) for dtype in DTYPES} for name, rate in by_dtype.items()}
     return {**found, "drawn": _drawn(), "copied": _copied(), "operator": _operator()}

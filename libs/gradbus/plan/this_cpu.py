@@ -28,7 +28,7 @@ def this_cpu(width: int) -> Card:
 
 
 def measured_rates(width: int) -> Rates:
-    """What `gradbus_kernels.cpu_speed` finds; takes about two seconds, and as long to import torch.
+    """What `gradbus_kernels.cpu_speed` finds; takes about five seconds, and two to import torch.
 
     Raises SettingsError where torch is not installed, or the measurement fails.
     """

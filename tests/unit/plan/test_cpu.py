@@ -18,6 +18,7 @@ from gradbus.plan.heap import unused_in_heap
 from gradbus.plan.memory import Bill
 from gradbus.plan.this_cpu import card_of_rates
 from gradbus.plan.times import step_times
+from gradbus_kernels.cpu_speed import medians
 from gradbus_kernels.operators.batch_invariant.attention import pages
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig
 from gradbus_rollout.engines.torch import config as engine_config
@@ -167,6 +168,12 @@ async def test_the_measured_engine_loads_what_a_trainer_publishes(tmp_path, writ
     await engine.load([tmp_path / "version"], 0)
     await engine.close()
     assert engine.version == 0
+
+
+def test_a_rate_is_the_median_of_rounds_so_one_slow_moment_moves_none():
+    slow = RATES | {"training": {"fp32": 1.0, "bf16": 16e10}, "drawn": 1.0, "operator": 9.0}
+    fast = RATES | {"training": {"fp32": 9e10, "bf16": 1.0}, "drawn": 3e8, "operator": 1e-9}
+    assert medians([slow, RATES, fast]) == RATES
 
 
 MISSED = {

@@ -28,7 +28,7 @@ class PlanOptions:
 
     spec: Annotated[Path, typer.Argument(metavar="SPEC.toml", help="Run spec.")]
     gpu: Annotated[str | None, typer.Option("--gpu", metavar="NAME", help="Card, such as h200, a100, l40s, rtx4090; default: h100.")] = None
-    cpu: Annotated[bool, typer.Option("--cpu", help="This machine's CPU in place of a card, measured in about two seconds.")] = False
+    cpu: Annotated[bool, typer.Option("--cpu", help="This machine's CPU in place of a card, measured in about five seconds.")] = False
     gpus: Annotated[int, typer.Option("--gpus", min=1, help="Number of cards.")] = 1
     prompt_tokens: Annotated[int | None, typer.Option(min=1, help="Mean prompt; default: measured, or 256.")] = None
     response_tokens: Annotated[int | None, typer.Option(min=1, help="Mean response; default: half of the longest.")] = None

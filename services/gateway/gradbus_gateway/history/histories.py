@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -32,6 +32,8 @@ _FORGET_EVENTS: Final = 1000
 @dataclass(slots=True)
 class _Entry:
     history: RunHistory
+    size: Size = field(default_factory=Size)
+    """Of the history, when it was last measured."""
     reading: asyncio.Task[None] | None = None
 
     @property
@@ -47,6 +49,8 @@ class Histories:
         self._bus = bus
         self._folder = folder
         self._entries = OrderedDict[str, _Entry]()
+        self.size = Size()
+        """Of all histories, each as it was when it was last measured."""
         self._turns = asyncio.Semaphore(_READERS)
 
     async def of(self, run_id: str) -> tuple[RunHistory, bool]:
@@ -57,7 +61,7 @@ class Histories:
         entry = self._entry(run_id)
         reading = entry.reading
         if reading is None or reading.done():
-            reading = entry.reading = asyncio.create_task(self._read(run_id, entry.history), name=f"history of {run_id}")
+            reading = entry.reading = asyncio.create_task(self._read(run_id, entry), name=f"history of {run_id}")
             reading.add_done_callback(partial(_look_at, run_id))
         await asyncio.wait({reading}, timeout=_WAIT_SECONDS)
         if reading.done() and not reading.cancelled():
@@ -71,22 +75,38 @@ class Histories:
             if entry.reading is not None:
                 await cancel_and_wait(entry.reading)
         self._entries.clear()
+        self.size = Size()
 
     def _entry(self, run_id: str) -> _Entry:
-        entry = self._entries.setdefault(run_id, _Entry(RunHistory(run_id, self._folder)))
+        if run_id not in self._entries:
+            self._entries[run_id] = _Entry(RunHistory(run_id, self._folder))
+            self._measure(self._entries[run_id])
         self._entries.move_to_end(run_id)
-        return entry
+        return self._entries[run_id]
+
+    def _measure(self, entry: _Entry) -> None:
+        """Counts what was added to this history. The others are as they were measured, or are being read, and measured then."""
+        before, entry.size = entry.size, entry.history.size
+        self.size = self.size.changed(before, entry.size)
 
     def _forget_some(self) -> None:
         """Forgets the histories that were asked for longest ago while all are too many or too large, but none that is being read."""
-        sizes = {run_id: entry.history.size for run_id, entry in self._entries.items()}
-        for run_id, entry in list(self._entries.items()):
-            if Size.total(sizes.values()).fits(_MOST):
+        for run_id, entry in list(self._entries.items()) if not self.size.fits(_MOST) else ():
+            if self.size.fits(_MOST):
                 return
             if not entry.is_read:
-                del self._entries[run_id], sizes[run_id]
+                del self._entries[run_id]
+                self.size = self.size.changed(entry.size, Size())
 
-    async def _read(self, run_id: str, history: RunHistory) -> None:
+    async def _read(self, run_id: str, entry: _Entry) -> None:
+        try:
+            await self._add_events(run_id, entry)
+        finally:
+            self._measure(entry)
+        self._forget_some()
+
+    async def _add_events(self, run_id: str, entry: _Entry) -> None:
+        history = entry.history
         async with self._turns, aclosing(EventLog(self._bus, run_id).follow(history.newest, until_current=True)) as events:
             count = 0
             async for event in events:
@@ -95,8 +115,8 @@ class Histories:
                 if count % _BREATH_EVENTS == 0:
                     await asyncio.sleep(0)
                 if count % _FORGET_EVENTS == 0:
+                    self._measure(entry)
                     self._forget_some()
-        self._forget_some()
 
 
 def _look_at(run_id: str, reading: asyncio.Task[None]) -> None:

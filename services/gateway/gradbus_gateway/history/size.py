@@ -19,6 +19,10 @@ class Size(NamedTuple):
         """The sum."""
         return cls(*map(sum, zip(*sizes, strict=True)))
 
+    def changed(self, before: Size, after: Size) -> Self:
+        """The amount once a part of it, which was `before`, is `after`."""
+        return type(self)(*(whole - old + new for whole, old, new in zip(self, before, after, strict=True)))
+
     def fits(self, most: Size) -> bool:
         """Whether no part is more than that of `most`."""
         return all(mine <= bound for mine, bound in zip(self, most, strict=True))

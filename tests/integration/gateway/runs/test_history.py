@@ -12,6 +12,8 @@ from gradbus.client import AsyncClient, RetryPolicy
 from gradbus.errors import NotFoundError, StackError
 from gradbus_gateway.history import histories
 from gradbus_gateway.history.histories import Histories
+from gradbus_gateway.history.run_history import RunHistory
+from gradbus_gateway.history.size import Size
 from gradbus_gateway.http.admission import Admission, Admissions
 from gradbus_gateway.routes import events
 from gradbus_gateway.runs.store import RunStore
@@ -105,6 +107,27 @@ async def test_the_histories_that_were_asked_for_longest_ago_are_forgotten(bus, 
     await read.close()
 
 
+async def test_a_request_measures_its_own_history_alone_and_the_total_is_that_of_all(bus, trained, log, tmp_path, monkeypatch):
+    monkeypatch.setattr(histories, "_WAIT_SECONDS", 60.0)
+    read, measured, original = Histories(bus, tmp_path), [], RunHistory.size.fget
+    for number in range(5):
+        await read.of(f"run-00000000000{number}-000000")
+    first, _ = await read.of(trained)
+    monkeypatch.setattr(RunHistory, "size", property(lambda history: measured.append(history) or original(history)))
+    log.emit("metrics", "step 9000", {"step": 9000, "reward": 0.5})
+    await log.wait_until_stored()
+    before = read.size
+    history, _ = await read.of(trained)
+    assert history is first
+    assert {id(one) for one in measured} == {id(history)}
+    assert (read.size.runs, read.size.files, before.files) == (6, 1, 0)
+    monkeypatch.setattr(histories, "_MOST", histories._MOST._replace(runs=1))
+    await read.of(trained)
+    assert read.size == original(history), "the others are forgotten"
+    await read.close()
+    assert read.size == Size()
+
+
 async def test_a_reading_that_fails_is_told_and_the_next_one_begins_where_it_ended(bus, trained, tmp_path, monkeypatch):
     read, original, fails = Histories(bus, tmp_path), EventLog.follow, True
 
@@ -117,8 +140,10 @@ async def test_a_reading_that_fails_is_told_and_the_next_one_begins_where_it_end
     monkeypatch.setattr(EventLog, "follow", follow)
     with pytest.raises(APIError):
         await read.of(trained)
+    assert read.size.memory_bytes > RunHistory(trained, tmp_path).size.memory_bytes, "what was read before it failed is counted"
     fails = False
     history, is_whole = await read.of(trained)
+    assert read.size == history.size
     assert (is_whole, sum(history.steps.select(None, None, 9, None).downsampled().rows)) == (True, STEPS)
     await read.close()
 

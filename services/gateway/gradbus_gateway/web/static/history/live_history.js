@@ -129,8 +129,7 @@ export class LiveHistory {
     try {
       await new Promise((wake) => setTimeout(wake, SETTLED_MS));
       while (!signal.aborted) {
-        // Later steps are added from their events, so the answer is that of the steps which the whole has.
-        const found = await fetchPatiently(pathOf(this.runId, [["from", zoom[0]], ["to", Math.min(zoom[1], this.whole.last)]]), signal);
+        const found = await fetchPatiently(pathOf(this.runId, [["from", zoom[0]], ["to", zoom[1]]]), signal);
         if (found.is_whole && !signal.aborted) return this.#showPart(found, zoom);
       }
     } catch (error) {
@@ -139,7 +138,7 @@ export class LiveHistory {
   }
 
   #showPart(found, zoom) {
-    // Its newest event may be later than the last step that was asked for.
+    // Its newest event may be later than the last step that was asked for, and events that came meanwhile may be among its steps.
     const part = RunHistory.of({ ...found, newest: 0 });
     this.#recent.filter((event) => isWithin(zoom, event)).forEach((event) => part.add(event));
     this.#part = part;
