@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -42,6 +43,10 @@ _MAX_RESYNC_SECONDS: Final = 10.0
 _FILL_SECONDS: Final = 2.0
 _CATCH_UP_SECONDS: Final = 5.0
 _INACTIVE_SECONDS: Final = 4.0
+_PAUSE_SECONDS: Final = 0.2
+_LONGEST_PAUSE_SECONDS: Final = 10.0
+"""After a watch that broke. Each time the server does not answer the pause doubles: thousands of views that ask a busy server again at
+once for all that they hold would keep it busy. A connection that was lost and is back ends the pause."""
 _BATCH: Final = 256
 """Changes that are applied before other tasks have their turn."""
 _WILDCARDS: Final = frozenset("*>")
@@ -96,6 +101,8 @@ class View:
         self._newest = 0
         self._created: datetime | None = None
         self._full_read_due = 0.0
+        self._unanswered = 0
+        """Attempts in a row that the server did not answer."""
         self._read_after = -1
         """Lost connections before everything was read."""
         self._advanced = asyncio.Event()
@@ -141,7 +148,14 @@ class View:
                 await self._follow_once()
             except Exception as error:  # noqa: BLE001 - without its task a view would stay old for ever, so it reads again after any error
                 _log.info("watch_interrupted", pattern=self._pattern, error=f"{type(error).__name__}: {error}")
-                await asyncio.sleep(0.2)
+                self._unanswered = self._unanswered + 1 if isinstance(error, TimeoutError) else 0
+                await self._pause()
+
+    async def _pause(self) -> None:
+        clock, reconnects = asyncio.get_running_loop().time, self._reconnects()
+        over = clock() + _pause_of(self._unanswered) * random.uniform(0.5, 1.0)  # views that stopped together do not ask together
+        while (left := over - clock()) > 0 and reconnects == self._reconnects():  # noqa: ASYNC110 - a connection sets no event
+            await asyncio.sleep(min(left, _PAUSE_SECONDS))
 
     async def _follow_once(self) -> None:
         clock = asyncio.get_running_loop().time
@@ -188,6 +202,7 @@ class View:
             found = {change.key for change in changes}
             gone = [_Change(key, None, self._newest) for key in self._entries if key not in found]
             changes = gone + changes
+        self._unanswered = 0
         for first in range(0, len(changes), _BATCH):
             self._apply(changes[first : first + _BATCH])
             await asyncio.sleep(0)
@@ -207,6 +222,11 @@ class View:
                 listener(change.key)
         self._advanced.set()
         self._advanced = asyncio.Event()
+
+
+def _pause_of(unanswered: int) -> float:
+    """Seconds, at most, after so many attempts in a row without an answer."""
+    return min(_PAUSE_SECONDS * 2.0**unanswered, _LONGEST_PAUSE_SECONDS)
 
 
 class _Watch:

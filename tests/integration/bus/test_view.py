@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import signal
 from collections import Counter
 
 import pytest
@@ -254,6 +255,31 @@ async def test_a_view_recovers_after_its_server_was_killed(own_nats, own_bus):
         await (await other.bucket(Buckets.RUNS)).put("run.desired", b"2")
         await other.close()
         await until(view, lambda: dict(view.entries) == {"run.spec": b"1", "run.desired": b"2"})
+
+
+async def test_a_view_asks_a_server_that_does_not_answer_ever_more_rarely(own_nats, own_bus, monkeypatch, eventually):
+    """Otherwise the views of a thousand workers keep a busy server busy. The first answer makes it patient again."""
+    bucket = await own_bus.bucket(Buckets.RUNS)
+    asked, pause_of = [], view_module._pause_of
+
+    async def asked_often():
+        return len(asked) >= 5
+
+    monkeypatch.setattr(view_module, "_pause_of", lambda unanswered: asked.append(unanswered) or 0.0)
+    monkeypatch.setattr(view_module, "CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(view_module, "RESYNC_SECONDS", 0.1)
+    monkeypatch.setattr(own_bus.jetstream, "_timeout", 0.2)
+    async with asyncio.timeout(60), bucket.view() as view:
+        own_nats.process.send_signal(signal.SIGSTOP)
+        await eventually(asked_often)
+        own_nats.process.send_signal(signal.SIGCONT)
+        await bucket.put("run-1.status", b"1")
+        await until(view, lambda: view.get("run-1.status") == b"1")
+        assert asked[:5] == [1, 2, 3, 4, 5]
+        assert view._unanswered == 0
+    pauses = [pause_of(unanswered) for unanswered in range(40)]
+    assert pauses == sorted(pauses)
+    assert (pauses[0], pauses[-1]) == (0.2, 10.0)
 
 
 async def test_a_view_recovers_when_its_consumer_is_removed(own_bus, monkeypatch):
