@@ -10,6 +10,7 @@ from pathlib import Path
 from gradbus.aio.threads import in_run_thread
 from gradbus.algorithms import Algorithm, algorithm_of, metric_names_of
 from gradbus.bus import EventLog
+from gradbus.control.failures import storable
 from gradbus.control.runs import RunRecord
 from gradbus.errors import ModelError, SettingsError, TrainingError
 from gradbus.experience import ExperienceLog
@@ -39,6 +40,7 @@ from gradbus_trainer.tensors.base_folder import BaseFolder
 from gradbus_trainer.tensors.export import BroadcastExport
 from gradbus_trainer.tensors.scratch import Scratch, TensorFile
 from gradbus_trainer.train_loop import TrainLoop, TrainLoopParts
+from gradbus_trainer.versions.object_storage import storage_trouble_told
 from gradbus_trainer.versions.publisher import Publisher
 from gradbus_trainer.versions.store_client import StoreClient
 from gradbus_trainer.versions.writer import VersionWriter, transport_for
@@ -65,7 +67,7 @@ class TrainerService:
         control = await RunControl.acquire(self._clients.bus, run_id, heartbeat)
         try:
             self._learners.check_failures(run_id)
-            with enough_memory():
+            with enough_memory(), storage_trouble_told(self._tell_trouble):
                 await self._train(record, control)
         except (ModelError, SettingsError, TrainingError):
             heartbeat.presence.fatal = True
@@ -75,6 +77,11 @@ class TrainerService:
             await control.release()
         # The run stays assigned to this trainer until the conductor has ended it.
         await asyncio.Event().wait()
+
+    def _tell_trouble(self, trouble: str) -> None:
+        """Shows it as what the run waits for; the trainer goes on by itself."""
+        self._clients.heartbeat.presence.trouble = storable(trouble)
+        self._clients.heartbeat.publish_now()
 
     def release(self) -> None:
         """See `RunServer.release`."""

@@ -1,6 +1,7 @@
 """Leases on a real NATS."""
 
 import asyncio
+import sys
 import time
 
 import pytest
@@ -47,6 +48,49 @@ async def test_a_restarted_holder_takes_its_lease_over_and_the_older_one_loses_i
     await first.release()
     assert await Lease.acquire(leases, unique, "b") is None
     await second.release()
+
+
+HOLDER = """
+import asyncio, sys, time
+wall, wall_ns, off = time.time, time.time_ns, float(sys.argv[3])
+time.time, time.time_ns = lambda: wall() + off, lambda: wall_ns() + int(off * 1e9)
+from gradbus.bus import Buckets, Bus, BusSettings, Lease
+
+async def hold():
+    bus = await Bus.connect(BusSettings(sys.argv[1]), "holder")
+    lease = await Lease.acquire(await bus.bucket(Buckets.LEASES), sys.argv[2], "holder")
+    print("held", flush=True)
+    await lease.lost.wait()
+
+asyncio.run(hold())
+"""
+
+
+@pytest.mark.parametrize("off", [60.0, -60.0], ids=["ahead", "behind"])
+async def test_a_holder_whose_clock_is_a_minute_off_keeps_its_lease_and_loses_it_when_it_dies(leases, nats_url, unique, eventually, off):
+    """Only the server's clock counts how long a lease lives, and a holder counts by a clock that nobody sets."""
+    command = [sys.executable, "-c", HOLDER, nats_url, unique, str(off)]
+    holder = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert await holder.stdout.readline() == b"held\n"
+    revisions = {(await leases.get(unique)).revision}
+
+    async def renewed_often():
+        assert await Lease.acquire(leases, unique, "other") is None
+        revisions.add((await leases.get(unique)).revision)
+        return len(revisions) > 6  # more than one of its times to live
+
+    await eventually(renewed_often)
+    holder.kill()
+    await holder.wait()
+    got = []
+
+    async def taken_over():
+        got.append(await Lease.acquire(leases, unique, "other"))
+        return got[-1] is not None
+
+    await eventually(taken_over)
+    assert got[-1].term > max(revisions)
+    await got[-1].release()
 
 
 async def test_the_leases_of_a_process_are_renewed_at_one_time_by_few_writes(leases, unique, monkeypatch):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import TypeVar
 
 import torch
@@ -20,6 +22,13 @@ _log = get_logger(__name__)
 _RETRY_SECONDS = 0.5
 _ATTEMPTS = 5
 _Result = TypeVar("_Result")
+_Tell = Callable[[str], None]
+
+
+def _to_nobody(trouble: str) -> None: ...
+
+
+_TELL: ContextVar[_Tell] = ContextVar("tell_storage_trouble", default=_to_nobody)
 
 
 async def store_files(objects: ObjectStore, files: Sequence[TensorFile]) -> list[Shard]:
@@ -44,14 +53,31 @@ async def load_tensors(objects: ObjectStore, shards: Sequence[Shard], scratch: S
     return tensors
 
 
+@contextmanager
+def storage_trouble_told(tell: _Tell) -> Iterator[None]:
+    """In the block, and in tasks that it starts, `tell` hears why something cannot be stored, and an empty text once it is stored."""
+    token = _TELL.set(tell)
+    try:
+        yield
+    finally:
+        _TELL.reset(token)
+
+
 async def until_stored(store: Callable[[], Awaitable[_Result]], what: str) -> _Result:
     """The result of `store`, repeated while storage is unavailable; storing the same content twice changes nothing."""
-    while True:
-        try:
-            return await store()
-        except StorageError as error:
-            _log.warning("object_storage_unreachable", waiting_to_store=what, error=str(error))
-            await asyncio.sleep(_RETRY_SECONDS)
+    tell, told = _TELL.get(), False
+    try:
+        while True:
+            try:
+                return await store()
+            except StorageError as error:
+                _log.warning("object_storage_unreachable", waiting_to_store=what, error=str(error))
+                tell(f"{what} waits to be stored: {error}")
+                told = True
+                await asyncio.sleep(_RETRY_SECONDS)
+    finally:
+        if told:
+            tell("")
 
 
 async def until_complete(attempt: Callable[[], Awaitable[_Result]], what: str) -> _Result:
