@@ -42,7 +42,7 @@ _CALLS: Final = 300
 _REPEATS: Final = 2
 _ROUNDS: Final = 3
 """A core is slower for tenths of a second at a time, by up to a half, so each rate is measured at several times."""
-_ENOUGH: Final = 20.0
+_ENOUGH: Final = 5.0
 """Seconds after which no round begins: a core that others keep busy is measured less often."""
 Rates = dict[str, float | dict[str, float]]
 

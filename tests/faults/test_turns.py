@@ -4,21 +4,16 @@ import pytest
 from ledger import check, read_ledger
 from smoke import train
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.faults, pytest.mark.slow, pytest.mark.timeout(1200)]  # a run without deaths is in tests/e2e/placement
 
-# Of the trainer and of the rollout. The other points, their other process, and second deaths are among the long tests.
+# Of the trainer and of the rollout.
 ONCE, TWICE = ("2", "3"), ("2,5", "3,4")
 POINTS = [
     ("device-released", "device-given-back", ONCE),
-    *(
-        pytest.param(*points, TWICE, marks=pytest.mark.slow)
-        for points in (
-            ("device-taken", "device-given-back"),
-            ("device-released", "device-resumed"),
-            ("device-resumed", "device-released"),
-            ("device-given-back", "device-taken"),
-        )
-    ),
+    ("device-taken", "device-given-back", TWICE),
+    ("device-released", "device-resumed", TWICE),
+    ("device-resumed", "device-released", TWICE),
+    ("device-given-back", "device-taken", TWICE),
 ]
 
 
@@ -49,7 +44,6 @@ async def test_trainer_and_rollout_killed_at_points_of_their_turns_change_no_bit
         assert check(ledger, schedule["groups_per_step"], schedule["steps"], schedule["max_staleness"], fixed_lag=True) == []
 
 
-@pytest.mark.slow
 async def test_two_rollouts_on_one_device_change_no_bit(stack_of, apart):
     async with stack_of(2) as stack:
         calm, outcome = await train(stack, apart), await train(stack, in_turns(apart))
