@@ -91,7 +91,7 @@ class Histories:
 
     def _forget_some(self) -> None:
         """Forgets the histories that were asked for longest ago while all are too many or too large, but none that is being read."""
-        for run_id, entry in list(self._entries.items()) if not self.size.fits(_MOST) else ():
+        for run_id, entry in list(self._entries.items()):
             if self.size.fits(_MOST):
                 return
             if not entry.is_read:

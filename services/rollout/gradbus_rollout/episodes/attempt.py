@@ -380,12 +380,13 @@ class Attempt:
             raise InvalidItemError(str(error)) from error
         before = await self._without_thinking(number) if extension.ends_thinking else None
         length = transcript.length_to(number) if before is None else len(before)
-        fits = length + len(extension.token_ids) < context
-        if fits and before is None:
+        if length + len(extension.token_ids) >= context:
+            return False
+        if before is None:
             self._sequence = transcript.extended(number, extension)
-        elif fits and before is not None:
+        else:
             self._sequence = transcript.rewritten(number, extension, before)
-        return fits
+        return True
 
     async def _without_thinking(self, number: int) -> tuple[int, ...] | None:
         """The ids `[T]` up to the end of a turn without the thinking in them; None if there is none."""
