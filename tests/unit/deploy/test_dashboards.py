@@ -48,7 +48,7 @@ WORDS = {
     "or",
     "bool",
 }
-WORDS |= {"histogram_quantile", "clamp_min", "vector", "label_values", "job", "instance", "group", "unless", "last_over_time"}
+WORDS |= {"and", "changes", "histogram_quantile", "clamp_min", "vector", "label_values", "job", "instance", "group", "unless", "last_over_time"}
 
 
 def queries():
