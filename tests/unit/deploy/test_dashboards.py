@@ -30,25 +30,9 @@ NOT_OURS = {"ALERTS", "up"} | {
 EXPORTERS = json.loads((GRAFANA / "exporters.json").read_text())
 """What the dashboard of the cluster takes from others: by exporter, its metrics and their labels."""
 FOREIGN = {series: set(labels) for metrics in EXPORTERS.values() for series, labels in metrics.items()}
-WORDS = {
-    "sum",
-    "max",
-    "min",
-    "avg",
-    "count",
-    "by",
-    "on",
-    "ignoring",
-    "group_left",
-    "group_right",
-    "rate",
-    "increase",
-    "resets",
-    "topk",
-    "or",
-    "bool",
-}
-WORDS |= {"and", "changes", "histogram_quantile", "clamp_min", "vector", "label_values", "job", "instance", "group", "unless", "last_over_time"}
+WORDS = {"sum", "max", "min", "avg", "count", "group", "topk", "rate", "increase", "changes", "resets", "last_over_time"}
+WORDS |= {"by", "on", "ignoring", "group_left", "group_right", "and", "or", "unless", "bool", "job", "instance"}
+WORDS |= {"histogram_quantile", "clamp_min", "vector", "label_values"}
 
 
 def queries():
