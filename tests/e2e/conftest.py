@@ -87,7 +87,7 @@ class Lab:
                 return run
             if run["state"] in FINAL or time.monotonic() > deadline:
                 raise AssertionError(f"run is {run['state']} at step {run['progress']['step']}: {run['reason']} {run['waiting_for']}")
-            time.sleep(0.05)
+            time.sleep(0.15)
 
     def ends(self, run_id, state="succeeded", seconds=WAIT_SECONDS):
         """Waits until the run ends; it must end in `state`."""
@@ -126,7 +126,7 @@ class Lab:
         deadline = time.monotonic() + seconds
         while process in json.loads((self.state / "stack.json").read_text())["processes"]:
             assert time.monotonic() < deadline, f"{process} still runs"
-            time.sleep(0.1)
+            time.sleep(0.2)
 
     def final_digest(self, run):
         return document(self.client.versions_page(run["id"], after=run["steps"] - 1))["data"][-1]["digest"]

@@ -94,7 +94,7 @@ async def until(client: Client, run_id: str, condition: Any, seconds: float = 30
                 return run
         except Exception as error:  # noqa: BLE001 - the gateway may be the one that was killed
             last = error
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.2)
     raise TimeoutError(f"run {run_id} is {run['state']}: {run['waiting_for'] or run['reason']} {locals().get('last', '')}")
 
 

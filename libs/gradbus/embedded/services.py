@@ -20,7 +20,7 @@ from gradbus.embedded.servers import ENVIRONMENT
 from gradbus.embedded.state import StateFolder
 
 ON_DEMAND: Final = ("reference", "environment", "agent")
-"""Services that run only while a run needs them."""
+"""Services that run only while a run needs them and for a moment after it."""
 _INHERITED: Final = (
     *("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ"),
     *("PYTHONPATH", "LD_LIBRARY_PATH"),  # a service finds the packages and the GPU's libraries that the stack itself finds

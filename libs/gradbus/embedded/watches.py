@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shutil
 from collections.abc import Awaitable, Callable
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from nats.errors import Error as NatsError
@@ -20,6 +22,8 @@ from gradbus.telemetry import get_logger
 _log = get_logger(__name__)
 _RETRY_SECONDS = 2.0
 _LOOK_SECONDS = 0.2  # many submissions within this time are one evaluation
+_KEPT_SECONDS = 10.0
+"""Runs that somebody submits one after the other do not start a service each: it takes seconds, most of them to import torch."""
 _VOLUME_SECONDS = 1.0
 _FULL_BYTES = 32 << 20
 """With less free space than this a write may have failed."""
@@ -54,12 +58,35 @@ class NeededServices:
                 self._active.add(run_id)
 
 
+class KeptServices:
+    """The services that runs need, and those that a run has needed in the last `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._until: dict[str, float] = {}
+        """By service that no run needs any more: monotonic time, seconds."""
+        self._needed: AbstractSet[str] = frozenset()
+
+    def update(self, needed: AbstractSet[str], now: float) -> frozenset[str]:
+        """Names of the services to run from `now` on, a monotonic time in seconds."""
+        self._until |= dict.fromkeys(self._needed - needed, now + self._seconds)
+        self._until = {name: until for name, until in self._until.items() if name not in needed and until > now}
+        self._needed = needed
+        return frozenset(needed | self._until.keys())
+
+    @property
+    def next_end(self) -> float | None:
+        """When the next service is no longer kept, a monotonic time; None if none is."""
+        return min(self._until.values(), default=None)
+
+
 async def watch_needs(settings: BusSettings, set_needed: Callable[[frozenset[str]], Awaitable[None]]) -> None:
     """Calls `set_needed` with the services that runs need whenever they may have changed, until cancelled.
 
     The reference service holds a model in memory, and few runs have an environment, so the stack runs these services only while an active
-    run needs them.
+    run needs them and for a moment after it.
     """
+    kept, clock = KeptServices(_KEPT_SECONDS), asyncio.get_running_loop().time
     while True:
         try:
             bus = await Bus.connect(settings, "supervisor")
@@ -69,9 +96,11 @@ async def watch_needs(settings: BusSettings, set_needed: Callable[[frozenset[str
                     needed = NeededServices(view)
                     while True:
                         view.changed.clear()
-                        await set_needed(needed.names)
+                        await set_needed(kept.update(needed.names, clock()))
                         await asyncio.sleep(_LOOK_SECONDS)
-                        await view.changed.wait()
+                        with contextlib.suppress(TimeoutError):
+                            async with asyncio.timeout_at(kept.next_end):
+                                await view.changed.wait()
             finally:
                 await bus.close()
         except (GradbusError, NatsError, APIError, TimeoutError) as error:

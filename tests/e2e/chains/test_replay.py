@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from gradbus.cli.__main__ import app
 
 FORK = {"fork_of": {"run": "adapters"}, "name": "adapters-on", "schedule": {"steps": 6}}
+OTHERS = ("adapters", "copy-digits")
 LORA = {"trainer": {"learning_rate": 1e-2, "lora": {"rank": 2}}, "algorithm": {"kl": 0.05}}
 
 
@@ -35,7 +36,7 @@ def replayed(state, *arguments):
     return CliRunner().invoke(app, ["replay", *arguments, "--state", str(state)])
 
 
-@pytest.mark.parametrize("name", ["full", "adapters", "copy-digits", "adapters-on"])
+@pytest.mark.parametrize("name", ["full", "adapters-on", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_a_replay_ends_in_the_digest_of_the_run(ended, name):
     state, digests = ended
     answer = replayed(state, name, "--json")

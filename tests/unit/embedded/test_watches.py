@@ -4,7 +4,7 @@ import pytest
 
 from gradbus.bus import View
 from gradbus.control.runs import RunRecord, RunStatus
-from gradbus.embedded.watches import NeededServices
+from gradbus.embedded.watches import KeptServices, NeededServices
 from gradbus.spec import RunSpec
 from gradbus.spec.sections import EnvironmentSpec
 
@@ -101,3 +101,14 @@ def test_the_environment_service_is_needed_while_a_run_with_an_environment_is_li
     assert NeededServices(view_of({"run-1.spec": with_environment(agent="pull")})).names == {"agent"}
     over = RunStatus(state="succeeded").to_bytes()
     assert NeededServices(view_of({"run-2.spec": with_environment(), "run-2.status": over})).names == frozenset()
+
+
+def test_a_service_is_kept_for_a_while_after_the_last_run_that_needs_it():
+    kept = KeptServices(10.0)
+    assert (kept.update({"reference"}, 0.0), kept.next_end) == ({"reference"}, None)
+    assert (kept.update({"agent"}, 5.0), kept.next_end) == ({"reference", "agent"}, 15.0)
+    assert (kept.update(frozenset(), 8.0), kept.next_end) == ({"reference", "agent"}, 15.0), "another look does not prolong it"
+    assert (kept.update(frozenset(), 15.0), kept.next_end) == ({"agent"}, 18.0)
+    assert (kept.update({"agent"}, 16.0), kept.next_end) == ({"agent"}, None), "a run needs it again"
+    assert (kept.update(frozenset(), 30.0), kept.next_end) == ({"agent"}, 40.0)
+    assert (kept.update(frozenset(), 41.0), kept.next_end) == (frozenset(), None)
