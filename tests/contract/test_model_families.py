@@ -71,23 +71,30 @@ def family(request):
     return MODEL_FAMILIES[request.param]
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["plain", "odd"])
+@pytest.fixture(scope="module", params=[pytest.param(True, marks=pytest.mark.slow), False], ids=["plain", "odd"])
 def is_plain(request):
+    """In the usual tests every family has all that is odd in it."""
     return request.param
 
 
 @pytest.fixture(scope="module")
-def folder(is_plain, family, tmp_path_factory):
-    """A folder that transformers saved: a plain model with a tied head, and one with all that is odd in its family."""
+def is_even(is_plain, family):
+    """True of half of the usual models, and of the slow ones of the other families."""
+    return is_plain == list(MODEL_FAMILIES.values()).index(family) % 2
+
+
+@pytest.fixture(scope="module")
+def folder(is_plain, is_even, family, tmp_path_factory):
+    """A folder that transformers saved: a plain model, and one with all that is odd in its family. One of them has a tied head."""
     changes = PLAIN.get(family.model_type, {}) if is_plain else FAMILIES[family.model_type]
-    model = make_model(family.model_type, **changes, tie_word_embeddings=is_plain)
+    model = make_model(family.model_type, **changes, tie_word_embeddings=is_even)
     return save(model, tmp_path_factory.mktemp(family.model_type))
 
 
-@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["fp32_plain_bf16_odd", "bf16_plain_fp32_odd"])
-def in_bf16(request, is_plain):
-    """In the usual tests one model of a family is in float32 and the other in bfloat16; the other way round takes as long again."""
-    return is_plain == request.param
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["bf16_by_turns", "fp32_by_turns"])
+def in_bf16(request, is_even):
+    """In the usual tests half of the families are in float32 and the others in bfloat16; the other way round takes as long again."""
+    return is_even != request.param
 
 
 @pytest.fixture(scope="module")

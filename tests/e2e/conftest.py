@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked_command import ForkedCommands
 from tokenizers import ByteLevelBPETokenizer, processors
 from transformers import (
     LlamaConfig,
@@ -137,10 +138,10 @@ class Command:
     """Runs the command line on the stack."""
 
     state: Path
+    commands: ForkedCommands
 
     def __call__(self, *arguments):
-        command = [sys.executable, "-m", "gradbus.cli", *map(str, arguments), "--state", str(self.state)]
-        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=WAIT_SECONDS)
+        return self.commands.run(*arguments, "--state", self.state)
 
 
 class World(ThreadingHTTPServer):
@@ -253,7 +254,9 @@ def lab(stack_state, lab_on):
 
 @pytest.fixture(scope="session")
 def gradbus(stack_state):
-    return Command(stack_state)
+    commands = ForkedCommands()
+    yield Command(stack_state, commands)
+    commands.close()
 
 
 @pytest.fixture(scope="session")

@@ -4,12 +4,11 @@ import asyncio
 import itertools
 import json
 import random
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from forked_command import ForkedCommands
 
 from gradbus.environment_check import Checked, check_environment
 from gradbus.environment_check.service import single_service
@@ -233,12 +232,14 @@ def test_a_check_takes_no_more_than_five_seconds_of_this_machine(check):
     assert time.process_time() - began < 5.0
 
 
-def gradbus(*arguments):
-    command = [sys.executable, "-m", "gradbus.cli", "env", "check", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=180, check=False)
+@pytest.fixture(scope="module")
+def gradbus():
+    commands = ForkedCommands()
+    yield lambda *arguments: commands.run("env", "check", *arguments)
+    commands.close()
 
 
-def test_the_command_says_what_it_found_and_ends_with_0_or_1(tmp_path):
+def test_the_command_says_what_it_found_and_ends_with_0_or_1(gradbus, tmp_path):
     good = gradbus(ROOT / "examples/guess/environment.py", "--item", '{"letter": "c"}', "--json")
     assert good.returncode == 0, good.stderr
     found = json.loads(good.stdout)
@@ -251,7 +252,7 @@ def test_the_command_says_what_it_found_and_ends_with_0_or_1(tmp_path):
     assert bad.stdout.endswith("not usable as it is\n")
 
 
-def test_an_environment_that_needs_a_row_is_told_how_to_get_one():
+def test_an_environment_that_needs_a_row_is_told_how_to_get_one(gradbus):
     shown = gradbus(ROOT / "examples/guess/environment.py")
     assert shown.returncode == 1
     assert "give one of your dataset with --item or --data" in shown.stdout
@@ -267,7 +268,7 @@ def test_an_environment_that_needs_a_row_is_told_how_to_get_one():
         (["http://127.0.0.1:1", "--data", "rows.jsonl"], "give a JSON Lines file"),
     ],
 )
-def test_arguments_that_cannot_be_used_end_with_2(arguments, said):
+def test_arguments_that_cannot_be_used_end_with_2(gradbus, arguments, said):
     refused = gradbus(*arguments)
     assert refused.returncode == 2
     assert said in refused.stderr

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from forked_command import ForkedCommands
 
 from gradbus.access.api_keys import SCOPES, new_api_key, write_api_keys
 from gradbus.buffer import BufferSettings, open_buffer
@@ -136,14 +137,19 @@ def client(stack):
         yield client
 
 
+@pytest.fixture(scope="session")
+def commands():
+    commands = ForkedCommands()
+    yield commands
+    commands.close()
+
+
 @pytest.fixture
-def gradbus(stack, tmp_path):
+def gradbus(stack, commands, tmp_path):
     """Runs the command; returns (exit status, output, errors)."""
-    environment = {**os.environ, "GRADBUS_URL": stack.url, "GRADBUS_KEY": stack.key}
 
     def command(*arguments):
-        line = [sys.executable, "-m", "gradbus.cli", *arguments]
-        done = subprocess.run(line, check=False, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+        done = commands.run(*arguments, cwd=tmp_path, GRADBUS_URL=stack.url, GRADBUS_KEY=stack.key)
         return done.returncode, done.stdout, done.stderr
 
     return command

@@ -1,14 +1,19 @@
-"""Feeds one tracker with a history, `feeder.py HISTORY.json TO [HOW]`: it dies without a word after HOW points, waits for the end of
-its input with the tracker open, feeds it after it was closed (`late`), or closes it as that of a run in the state HOW.
+"""Feeds one tracker with a history: `feeder.py HISTORY.json TO [HOW ...]`. Each HOW is a process, one after the other; they are forked
+from this one, which has imported the tracker's package: that takes seconds. A line `ended CODE` follows what a process prints.
+
+A process dies without a word after HOW points, waits for the end of its input with the tracker open, feeds it after it was closed
+(`late`), or closes it as that of a run in the state HOW.
 """
 
 import json
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 
 from gradbus.resources.runs import EventResource
 from gradbus.trackers import TrackedRun, feed, open_sink
+from gradbus.trackers.registry import TRACKERS
 
 SPEC = {"name": "sums", "schedule": {"steps": 9}, "trainer": {"learning_rate": 1e-3}, "data": {"columns": {"pass@1": "x"}}}
 
@@ -39,8 +44,8 @@ class Dying:
             self.points -= 1
 
 
-if __name__ == "__main__":
-    history, to, how = [*sys.argv[1:], "succeeded"][:3]
+def main(history, to, how):
+    """One process."""
     sink = open_sink(to, TrackedRun("run-0123456789ab-000001", "sums", SPEC))
     if how == "wait":
         print("open", flush=True)
@@ -50,3 +55,15 @@ if __name__ == "__main__":
     dying = Dying(sink, int(how) if how.isdecimal() else -1)
     print(feed(Recorded(json.loads(Path(history).read_text())), "run", dying, follow=True))
     sink.close(how)
+
+
+if __name__ == "__main__":
+    history, to, *processes = sys.argv[1:]
+    import_module(TRACKERS[to.partition(":")[0]].module)
+    for how in processes or ["succeeded"]:
+        if os.fork() == 0:
+            main(history, to, how)
+            break
+        print("ended", code := os.waitstatus_to_exitcode(os.wait()[1]), flush=True)
+    else:
+        sys.exit(code)

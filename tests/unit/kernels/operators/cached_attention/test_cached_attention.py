@@ -7,6 +7,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from covering import covering
 
 from gradbus_kernels.operators import (
     CachedRule,
@@ -92,17 +93,14 @@ def close(found, exact, naive):
     assert (found.double() - exact).abs().max() <= allowed
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("starts", STARTS)
-@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize(("heads", "starts", "rule"), covering(HEADS, STARTS, RULES))
 def test_attention_is_the_softmax_by_row(heads, starts, rule, implementation):
     exact = by_definition(*case(HEADS[heads], STARTS[starts]), RULES[rule])
     given = case(HEADS[heads], STARTS[starts], dtype=torch.float32)
     close(cached_attention(*given, RULES[rule]), exact, cached_attention_reference(*given, RULES[rule]))
 
 
-@pytest.mark.parametrize("size", [12, 16, 64, 128])
-@pytest.mark.parametrize("starts", STARTS)
+@pytest.mark.parametrize(("size", "starts"), covering([12, 16, 64, 128], STARTS))
 def test_heads_of_any_size_in_any_dtype(size, starts, dtype, implementation):
     exact_of, given = [case((4, 2), STARTS[starts], size, kind) for kind in (torch.float64, dtype)]
     exact = by_definition(
@@ -120,8 +118,7 @@ def test_sinks_take_their_share_of_each_softmax(starts, level, implementation):
     close(cached_attention(*given, RULES["window"], sinks), exact, cached_attention_reference(*given, RULES["window"], sinks))
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("starts", STARTS)
+@pytest.mark.parametrize(("rule", "starts"), covering(RULES, STARTS))
 def test_a_rows_bits_depend_neither_on_others_nor_on_the_capacity(starts, rule):
     with using("triton"):
         queries, cache, places = case(HEADS["gqa"], STARTS[starts], dtype=torch.float32)
@@ -154,10 +151,9 @@ def rotated_by_definition(qkv, turns, places, norms, key_heads, size):
     return *parts, values
 
 
-@pytest.mark.parametrize("kind", [None, "llama", "float32", "offset"])
-@pytest.mark.parametrize("starts", STARTS)
-@pytest.mark.parametrize(("heads", "size"), [((6, 2), 16), ((3, 1), 12)])
-def test_queries_are_turned_and_keys_and_values_lie_where_attention_finds_them(heads, size, starts, kind, dtype, implementation):
+@pytest.mark.parametrize(("kind", "starts", "shape"), covering([None, "llama", "float32", "offset"], STARTS, [((6, 2), 16), ((3, 1), 12)]))
+def test_queries_are_turned_and_keys_and_values_lie_where_attention_finds_them(shape, starts, kind, dtype, implementation):
+    heads, size = shape
     (count, begins), key_heads, capacity = STARTS[starts], heads[1], 75
     norms = None if kind is None else HeadNorms(*(draw(size + n).narrow(0, 0, size).to(dtype) for n in (1, 2)), 1e-6, kind)
     cache = LayerCache(*torch.full((2, len(begins) + 1, key_heads, capacity, size), NAN, dtype=dtype))

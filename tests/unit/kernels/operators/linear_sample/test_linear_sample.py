@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from covering import covering
 
 from gradbus_kernels.operators import SamplingParams, linear_sample, sample, softcapped, using
 from gradbus_kernels.operators.base.block_sizes import INTERPRETED
@@ -45,13 +46,12 @@ def logits_of(hidden, weight, implementation):
     return logits.to(hidden.dtype)
 
 
-@pytest.mark.parametrize(("rows", "vocabulary"), [(5, 101), (1, 24), (3, 1), (2, 49)])
-@pytest.mark.parametrize(
-    "sampling",
-    [SamplingParams(), SamplingParams(0.7), SamplingParams(greedy=True), SamplingParams(torch.tensor(1.9), greedy=torch.tensor(False))],
-    ids=range(4),
-)
-def test_it_draws_what_sample_draws(implementation, rows, vocabulary, sampling):
+PLAIN = [SamplingParams(), SamplingParams(0.7), SamplingParams(greedy=True), SamplingParams(torch.tensor(1.9), greedy=torch.tensor(False))]
+
+
+@pytest.mark.parametrize(("shape", "number"), covering([(5, 101), (1, 24), (3, 1), (2, 49)], range(len(PLAIN))))
+def test_it_draws_what_sample_draws(implementation, shape, number):
+    (rows, vocabulary), sampling = shape, PLAIN[number]
     if isinstance(sampling.temperature, torch.Tensor):
         sampling = SamplingParams(sampling.temperature.expand(rows), greedy=torch.arange(rows) % 2 == 0)
     hidden, weight, *draws = inputs(rows, 6, vocabulary)
@@ -70,7 +70,9 @@ def test_cut_offs_are_those_of_sample(implementation, dtype, sampling):
     torch.testing.assert_close(fused[1:], whole[1:], atol=5e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("sampling", [SamplingParams(0.7), *CUT_OFFS], ids=str)
+@pytest.mark.parametrize(
+    "sampling", [SamplingParams(0.7), CUT_OFFS[3], *(pytest.param(one, marks=pytest.mark.slow) for one in CUT_OFFS[:3])], ids=str
+)
 def test_logits_are_bounded_before_the_draw(implementation, sampling):
     hidden, weight, *draws = inputs(3, 6, 101, draws=2)
     fused = linear_sample(hidden, weight, *draws, sampling, softcap=1.5)

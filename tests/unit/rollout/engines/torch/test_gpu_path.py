@@ -89,9 +89,10 @@ def test_every_family_is_computed_as_on_a_cpu(tmp_path, hf_model, load):
     torch.testing.assert_close(found, logprobs(load(tmp_path / "model", on_gpu=False), prompts, 5), atol=2e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "family", ["qwen2-untied-gqa", "llama3-rope", "qwen3-tied-wide-heads", "gemma2", "gpt_oss", "olmo2", "ministral3"], indirect=True
-)
+RARELY = [pytest.param(name, marks=pytest.mark.slow) for name in ("llama3-rope", "qwen3-tied-wide-heads", "olmo2", "ministral3")]
+
+
+@pytest.mark.parametrize("family", ["qwen2-untied-gqa", "gemma2", "gpt_oss", *RARELY], indirect=True)
 @torch.inference_mode()
 def test_chunks_of_one_prompt_are_packed_into_one_forward_or_several(tmp_path, hf_model, load, implementation):
     prompts = random_prompts(1, 7, 8, 21)
