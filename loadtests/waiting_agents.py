@@ -62,7 +62,10 @@ class Crowd:
         """Claims every episode once, or raises AssertionError; each agent asks for its turn."""
         claims, claimed = Connection(self.port, self.bench.stack.api_key), list[str]()
         while len(claimed) < self.count:
-            for offer in await claims.post("/v1/agent/claim", {"run": self.run_id, "capacity": CLAIMED, "wait_seconds": 60}):
+            offers = await claims.post("/v1/agent/claim", {"run": self.run_id, "capacity": CLAIMED, "wait_seconds": 60})
+            if not offers:
+                raise AssertionError(f"only {len(claimed)} of {self.count} episodes are offered")
+            for offer in offers:
                 claimed.append(offer["episode"])
                 self.agents.append(asyncio.create_task(self._agent(offer)))
         claims.close()
@@ -117,13 +120,14 @@ async def settled(bench: Bench) -> None:
             return
 
 
-def spec_of(bench: Bench, agents: int, rollouts: int) -> dict[str, Any]:
+def spec_of(bench: Bench, agents: int) -> dict[str, Any]:
     """A run of one step whose episodes are all open at once."""
     size = LARGE_GROUP if agents >= EPISODES_PER_SLOT * LARGE_GROUP else SMALL_GROUP
     made = bench.spec(
         f"waiting-{agents}",
         environment={"agent": "pull", "max_turns": 2, "step_seconds": 600},
-        rollout={"slots": max(4, -(-agents // (EPISODES_PER_SLOT * rollouts))), "group_size": size, "max_new_tokens": TOKENS},
+        # As many as a worker may have of them, for one worker may fetch more tasks than another.
+        rollout={"slots": max(4, min(MOST_SLOTS, -(-agents // EPISODES_PER_SLOT))), "group_size": size, "max_new_tokens": TOKENS},
         schedule={"groups_per_step": -(-agents // size), "steps": 1, "max_staleness": 0},
         checkpoint={"every": 1},
     )
@@ -138,7 +142,7 @@ async def measure(agents: int, seconds: float) -> dict[str, dict[str, Taken]]:
     with tempfile.TemporaryDirectory() as folder:
         async with running(Path(folder), Rig(engine, LearnerTiming(step_seconds=0.1), rollouts)) as bench:
             alone = await watched(bench, seconds)
-            run_id = await bench.submit(spec_of(bench, agents, rollouts))
+            run_id = await bench.submit(spec_of(bench, agents))
             await asyncio.sleep(10.0)
             await settled(bench)
             crowd = Crowd(bench, run_id, agents)

@@ -1,6 +1,7 @@
 """What holds for every test."""
 
 import asyncio
+import functools
 import itertools
 import json
 import math
@@ -9,6 +10,7 @@ import resource
 import signal
 from contextlib import contextmanager
 
+import httpcore2
 import pytest
 from hypothesis import HealthCheck, settings
 
@@ -18,6 +20,9 @@ settings.load_profile("any machine")
 
 # Tests talk to this machine alone, and a proxy of the environment cannot reach it.
 os.environ["NO_PROXY"] = os.environ["no_proxy"] = ",".join(filter(None, ["127.0.0.1", "localhost", os.environ.get("NO_PROXY")]))
+
+# Each client of HTTP reads the system's certificates, which takes 30 ms.
+httpcore2.default_ssl_context = functools.cache(httpcore2.default_ssl_context)
 
 # Before whatever imports Triton first: without a GPU its kernels run in its interpreter.
 os.environ.setdefault("TRITON_INTERPRET", "1")

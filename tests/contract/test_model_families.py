@@ -1,6 +1,7 @@
 """The contract of a model family: every registered family agrees with transformers and peft, and has its stated capabilities."""
 
 import dataclasses
+import functools
 import shutil
 from typing import get_args
 
@@ -170,13 +171,25 @@ def test_a_version_of_an_untrained_model_is_the_folder_and_loads_in_transformers
         assert torch.equal(logprobs, packed_logprobs(load_causal_lm(folder, dtype), sequences, 1.0)[0])
 
 
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    """The folder of an odd model and its log-probabilities by transformers, made once for all faults of its family."""
+
+    @functools.cache
+    def of(model_type):
+        folder = save(make_model(model_type, **FAMILIES[model_type]), tmp_path_factory.mktemp(model_type))
+        with torch.no_grad():
+            return folder, logprobs_of(theirs(folder), rows(), 0.7)
+
+    return of
+
+
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_planted_fault_is_far_beyond_the_bound(name, tmp_path, sequences):
+def test_a_planted_fault_is_far_beyond_the_bound(name, sound, sequences):
     fault = FAULTS[name]
-    folder = save(make_model(fault.model_type, **FAMILIES[fault.model_type]), tmp_path)
+    folder, logprobs = sound(fault.model_type)
     model = load_causal_lm(folder)
     with torch.no_grad():
-        logprobs = logprobs_of(theirs(folder), sequences, 0.7)
         torch.testing.assert_close(packed_logprobs(model, sequences, 0.7)[0], logprobs, rtol=0.0, atol=BOUND)
         fault.plant(model)
         assert (packed_logprobs(model, sequences, 0.7)[0] - logprobs).abs().max() > 10 * BOUND
@@ -196,8 +209,8 @@ def test_longropes_context_ends_at_the_last_length_that_transformers_turns_by_th
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_version_that_comes_to_a_device_in_pieces_is_what_the_cpu_copies(folder, family, dtype, monkeypatch):
+def test_a_version_that_comes_to_a_device_in_pieces_is_what_the_cpu_copies(folder, in_bf16, monkeypatch):
+    dtype = torch.bfloat16 if in_bf16 else torch.float32
     if read_model_config(folder).engine_lacks:
         return
     found = []

@@ -45,11 +45,10 @@ class AsyncClient:
         """`authority` is a file (PEM) of certificates to trust in place of the system's. Raises SettingsError when it cannot be read."""
         self.url = url.rstrip("/")
         self.retries = retries or RetryPolicy()
-        trusted = trusting(authority) if authority else True
         # The key must go to this address only: no proxy, no redirect.
         headers = {"Authorization": f"Bearer {key}"}
         self._files = Client(url, key, self.retries, authority)  # files are read and written in threads
-        self._http = httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=30.0, trust_env=False, verify=trusted)
+        self._http = httpx2.AsyncClient(base_url=self.url, headers=headers, timeout=30.0, trust_env=False, verify=trusting(url, authority))
 
     @classmethod
     def discover(cls, state: Path | None = None, retries: RetryPolicy | None = None) -> Self:

@@ -24,7 +24,7 @@ def secure(tmp_path, free_port, issue):
     folder = issue("localhost", "127.0.0.1")
     started = start_service(tmp_path, free_port, files=300, GRADBUS_HTTPS_DIR=str(folder), GRADBUS_PUBLIC_URL="")
     started.url = started.url.replace("http://", "https://")
-    yield started, trusting(folder / "ca.crt")
+    yield started, trusting("https:", folder / "ca.crt")
     started.process.send_signal(signal.SIGTERM)
     assert started.process.wait(60) == 0, (tmp_path / "agent.log").read_text()
     assert "crashed" not in (tmp_path / "agent.log").read_text()

@@ -152,7 +152,7 @@ def test_the_command_reads_the_authority_from_the_environment(certificate, monke
 @pytest.fixture
 async def browser(address, certificate):
     async with httpx2.AsyncClient(
-        base_url=f"https://{address}", verify=trusting(certificate / "ca.crt"), trust_env=False, timeout=60
+        base_url=f"https://{address}", verify=trusting(f"https://{address}", certificate / "ca.crt"), trust_env=False, timeout=60
     ) as client:
         yield client
 

@@ -4,53 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from triton_lab import _patched_once  # noqa: F401 - a fixture for all of these tests
 
 from gradbus_kernels.operators import using
 from gradbus_kernels.operators.base.block_sizes import HeadChunks
 from gradbus_kernels.operators.linear_logprob import cpu as linear_logprob_cpu
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _patched_once() -> Iterator[None]:
-    """Triton's interpreter wraps the language anew at each call inside a kernel, ever deeper and slower: once is enough."""
-    if find_spec("triton") is None:
-        yield
-        return
-    interpreter = import_module("triton.runtime.interpreter")
-    patched: set[str] = set()
-
-    def call(function: Any, *args: Any, **kwargs: Any) -> Any:
-        module = function.fn.__module__
-        if module.startswith("triton.") and module not in patched:
-            patched.add(module)
-            interpreter._patch_lang(function.fn)
-        return function.rewrite()(*args, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(interpreter.InterpretedFunction, "__call__", call)
-        patch.setattr(interpreter.InterpreterBuilder, "create_dot", dot_in_order(interpreter.TensorHandle))
-        yield
-
-
-def dot_in_order(handle: Any) -> Any:
-    """`tl.dot` with one order of sums for all rows, as on a GPU. The interpreter uses numpy, whose BLAS may sum by a row's index."""
-
-    def create_dot(_builder: Any, a: Any, b: Any, d: Any, *_precision: Any) -> Any:
-        left, right = (factor.data.astype(d.data.dtype, copy=False) for factor in (a, b))
-        product = np.zeros_like(d.data)
-        for inner in range(left.shape[-1]):
-            product += left[..., :, inner, None] * right[..., inner, None, :]
-        return handle(product + d.data, d.dtype.scalar)
-
-    return create_dot
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

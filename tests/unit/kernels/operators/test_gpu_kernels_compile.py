@@ -21,7 +21,7 @@ KERNELS = {
     ],
     "prefix_shared_attention": ["_add_parts", "_backward_key", "_backward_query", "_forward"],
 }
-DEAR = {"cached_attention", "sample", "linear_sample", "prefix_shared_attention"}
+DEAR = {"cached_attention", "decoder_layer", "sample", "linear_sample", "prefix_shared_attention"}
 
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed; pip install triton")
