@@ -6,14 +6,13 @@ import json
 import uuid
 from dataclasses import dataclass, field
 
-import anthropic
 import httpx2
-import openai
 from guessing_agent import ClaimingAgent
+from lazy_import import lazy_import
+
+openai, anthropic = lazy_import("openai"), lazy_import("anthropic")
 
 RETRIES = 9
-CUT = (httpx2.TransportError, openai.APIConnectionError, anthropic.APIConnectionError)
-LIMIT = (openai.PermissionDeniedError, anthropic.PermissionDeniedError)
 TURNS, COMPACTION, SUB_AGENTS = 7, 5, 3
 
 
@@ -127,7 +126,7 @@ class TalkingAgent(ClaimingAgent):
             key = uuid.uuid4().hex
             return await asked_again(lambda: client.ask(messages, key), played)
 
-        with contextlib.suppress(*LIMIT):
+        with contextlib.suppress(openai.PermissionDeniedError, anthropic.PermissionDeniedError):
             await talk(ask, word, TURNS)
             await asyncio.gather(*(talk(ask, f"{word} {n}", 2) for n in range(SUB_AGENTS)), return_exceptions=True)
         await client.close()
@@ -149,7 +148,7 @@ async def asked_again(ask, played):
     for _ in range(RETRIES):
         try:
             told = await ask()
-        except CUT:
+        except (httpx2.TransportError, openai.APIConnectionError, anthropic.APIConnectionError):
             continue
         played.told.append(told)
         return told

@@ -5,14 +5,16 @@ import contextlib
 import signal
 
 import httpx2
-import openai
 import pytest
+from lazy_import import lazy_import
 
 from gradbus.client.answers import trusting
 from gradbus.rpc import open_channel
 from gradbus.v1.environment_service_pb2_grpc import EnvironmentServiceStub
 
 from .conftest import TOKEN, Agent, Worker, start_service
+
+openai = lazy_import("openai")
 
 FILES = 256 + 64
 RETRY = {"x-stainless-retry-count": "1"}

@@ -4,10 +4,12 @@ import asyncio
 import importlib.util
 from pathlib import Path
 
-import openai
 import pytest
+from lazy_import import lazy_import
 
 from gradbus.v1 import environment_service_pb2 as pb
+
+openai = lazy_import("openai")
 
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "Looks.", "parameters": {"type": "object"}}}]
 TOKENS = (11, [5, 6, 7], [-0.5, -0.25, -1.0], (2, 3))

@@ -1,8 +1,10 @@
 """Anthropic's own client, and OpenAI's for responses, play: nothing is changed but base_url and key."""
 
-import anthropic
-import openai
 import pytest
+from lazy_import import lazy_import
+
+anthropic = lazy_import("anthropic")
+openai = lazy_import("openai")
 
 TOKENS = (11, [5, 6, 7], [-0.5, -0.25, -1.0], (2, 3))
 

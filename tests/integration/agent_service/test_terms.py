@@ -2,13 +2,15 @@
 
 import asyncio
 
-import anthropic
-import openai
 import pytest
+from lazy_import import lazy_import
 
 from gradbus.v1 import environment_service_pb2 as pb
 
 from .test_turns import RETRY, assistant, user
+
+anthropic = lazy_import("anthropic")
+openai = lazy_import("openai")
 
 UNTRAINED = {"x-gradbus-train": "false"}
 
