@@ -13,7 +13,17 @@ NO_NUMBER = "GRADBUS_FROZEN_SECONDS", "soon", "give it a valid value or leave it
 NO_OBJECT = "GRADBUS_RPC_CALLERS", "conductor", "write a list as"
 
 
-@pytest.mark.parametrize(("role", "wrong"), [*((role, NO_NUMBER) for role in ROLES), ("reward", NO_OBJECT)])
+OFTEN = {"gateway", "rollout", "trainer"}
+"""One of each size; the others read their settings in the same way."""
+
+
+@pytest.mark.parametrize(
+    ("role", "wrong"),
+    [
+        *(pytest.param(role, NO_NUMBER, marks=[] if role in OFTEN else pytest.mark.slow) for role in ROLES),
+        ("reward", NO_OBJECT),
+    ],
+)
 def test_a_wrong_setting_ends_a_service_with_a_line_that_says_what_to_do(role, wrong):
     variable, value, advice = wrong
     environment = {"PATH": os.environ["PATH"], variable: value}
