@@ -14,6 +14,8 @@ def covering(*columns):
     longest = max(map(len, columns))
     shifts = range(len(columns) - 1)
     usual = {tuple((at + shift * turn) % len(column) for turn, column in enumerate(columns)) for at in range(longest) for shift in shifts}
+    combinations = []
     for places in itertools.product(*(range(len(column)) for column in columns)):
         values = [column[place] for column, place in zip(columns, places, strict=True)]
-        yield pytest.param(*values, marks=[] if places in usual else pytest.mark.slow)
+        combinations.append(pytest.param(*values, marks=[] if places in usual else pytest.mark.slow))
+    return combinations

@@ -191,10 +191,10 @@ async def test_a_grader_that_hangs_on_whatever_it_gets_fails_for_good(grader_sco
 
 async def test_a_grader_that_no_longer_works_fails_for_good_until_it_works_again(grader_scorer, ask, monkeypatch):
     monkeypatch.setattr(pool_module, "_USELESS_SECONDS", 0.0)
-    source = "def grade(sample, item):\n    while sample['output_text'] != 'good': pass\n    return 1.0"
+    source = "import time\ndef grade(sample, item):\n    while sample['output_text'] != 'good': time.sleep(60)\n    return 1.0"
     scorer = grader_scorer({"type": "python", "source": source})
     assert [result.status for result in await scorer.score(ask("good"), 20.0)] == [OK]
-    hung = [await scorer.score(ask(f"hang {n}"), 1.0) for n in range(pool_module._VAIN_CALLS)]
+    hung = [await scorer.score(ask(f"hang {n}"), 6.0) for n in range(pool_module._VAIN_CALLS)]
     assert [result.permanent for results in hung for result in results] == [False] * (pool_module._VAIN_CALLS - 1) + [True]
     assert [result.status for result in await scorer.score(ask("good"), 20.0)] == [OK]
     assert [result.permanent for result in await scorer.score(ask("hang"), 1.0)] == [False]

@@ -136,6 +136,7 @@ def test_what_the_models_family_does_not_take_has_no_plan(spec, tmp_path):
     assert "of them trained" in planned(spec, "--set", offered.strip().replace(" = ", "="))
 
 
+@pytest.mark.slow  # half a minute where bf16 is slow; tests/unit/plan/test_cpu.py has what is made of the rates
 def test_this_machine_is_measured_in_place_of_a_card(spec):
     found = json.loads(planned(spec, "--cpu", "--json"))
     assert found["card"]["name"] == "cpu"
