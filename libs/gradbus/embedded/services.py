@@ -33,6 +33,8 @@ _RUN_USERS_PYTHON: Final[Mapping[str, str]] = {
     "environment": "GRADBUS_PYTHON_ENVIRONMENTS",
 }
 """Role to the variable that lets it run, or accept, users' Python."""
+_KEPT_SECONDS: Final = 10.0
+"""Runs that somebody submits one after the other do not start a service each: it takes seconds, most of them to import torch."""
 _LAUNCHER_BYTES: Final = 1 << 30
 """What torchrun may take beside the ranks: it imports torch."""
 
@@ -73,6 +75,11 @@ class StackPrograms:
         for name in ("nats", "buffer", *servers, *agents, *(f"{service}.health" for service in services)):
             self.ports[name]
         self.state.write("ports.json", self.ports.known)
+
+    @property
+    def kept_seconds(self) -> float:
+        """How long a service on demand stays after the last run that needed it; not on a GPU, whose memory the next run may want."""
+        return _KEPT_SECONDS if self.config.layout is None and os.environ.get(_DEVICE, CPU) == CPU else 0.0
 
     @property
     def url(self) -> str:

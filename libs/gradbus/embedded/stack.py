@@ -115,7 +115,7 @@ class Stack:
         for name in services:
             self._start_service(name)
         self.state.write("gateway.json", {"url": self.url})
-        self._watch("needs", watch_needs(self._bus_settings(), self._set_needed))
+        self._watch("needs", watch_needs(self._bus_settings(), self._set_needed, self._programs.kept_seconds))
         self._watch("volume", watch_volume(self.state.nats, lambda: self.kill("nats")))
         self._watch("memory", watch_memory(self._memory_limits, self._kill_oversized))
         await self.until_ready(services, deadline - time.monotonic())

@@ -22,8 +22,6 @@ from gradbus.telemetry import get_logger
 _log = get_logger(__name__)
 _RETRY_SECONDS = 2.0
 _LOOK_SECONDS = 0.2  # many submissions within this time are one evaluation
-_KEPT_SECONDS = 10.0
-"""Runs that somebody submits one after the other do not start a service each: it takes seconds, most of them to import torch."""
 _VOLUME_SECONDS = 1.0
 _FULL_BYTES = 32 << 20
 """With less free space than this a write may have failed."""
@@ -80,13 +78,13 @@ class KeptServices:
         return min(self._until.values(), default=None)
 
 
-async def watch_needs(settings: BusSettings, set_needed: Callable[[frozenset[str]], Awaitable[None]]) -> None:
+async def watch_needs(settings: BusSettings, set_needed: Callable[[frozenset[str]], Awaitable[None]], kept_seconds: float = 0.0) -> None:
     """Calls `set_needed` with the services that runs need whenever they may have changed, until cancelled.
 
     The reference service holds a model in memory, and few runs have an environment, so the stack runs these services only while an active
-    run needs them and for a moment after it.
+    run needs them, and for `kept_seconds` after it.
     """
-    kept, clock = KeptServices(_KEPT_SECONDS), asyncio.get_running_loop().time
+    kept, clock = KeptServices(kept_seconds), asyncio.get_running_loop().time
     while True:
         try:
             bus = await Bus.connect(settings, "supervisor")

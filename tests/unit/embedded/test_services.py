@@ -201,3 +201,10 @@ def test_an_override_is_read_at_the_next_start(programs):
     programs.config.environment_overrides["trainer-0"] = {"OMP_NUM_THREADS": "2"}
     assert programs.service("trainer-0").command == ["planted"]
     assert programs.service("trainer-0").environment["OMP_NUM_THREADS"] == "2"
+
+
+def test_a_service_on_demand_is_kept_on_a_cpu_and_not_on_a_gpu(programs, monkeypatch):
+    monkeypatch.delenv("GRADBUS_DEVICE", raising=False)
+    assert programs.kept_seconds > 0.0
+    monkeypatch.setenv("GRADBUS_DEVICE", "cuda:0")
+    assert programs.kept_seconds == 0.0
