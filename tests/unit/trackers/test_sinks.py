@@ -86,7 +86,7 @@ def test_tensorboard_has_every_point_once(fed, tmp_path):
     assert len(list(read_events(file))) == 1 + 39
 
 
-@pytest.mark.parametrize("rest", [1, 5, 12, 30])
+@pytest.mark.parametrize("rest", [1, 30, *(pytest.param(rest, marks=pytest.mark.slow) for rest in (5, 12))])
 def test_what_a_power_cut_left_half_written_is_written_again(fed, tmp_path, rest):
     from gradbus.trackers.tensorboard import read_events
 
@@ -149,7 +149,10 @@ def test_an_error_of_a_tracker_s_package_says_what_to_do(fed, tmp_path, monkeypa
     assert (code, "TrackerError: cannot write to W&B: Run (run-0123456789ab-000001) is finished" in errors) == (1, True)
 
 
-@pytest.mark.parametrize("to", ["tensorboard:{}/board", "mlflow:file://{}/mlruns", "trackio", "wandb"])
+# Those of mlflow and of trackio use the same lock as TensorBoard's, and their packages take seconds to import.
+@pytest.mark.parametrize(
+    "to", ["tensorboard:{}/board", "wandb", *(pytest.param(one, marks=pytest.mark.slow) for one in ("mlflow:file://{}/mlruns", "trackio"))]
+)
 def test_a_second_process_is_refused_as_long_as_the_first_one_writes(fed, tmp_path, to):
     place = to.format(tmp_path)
     with fed.started(place, "wait") as first:

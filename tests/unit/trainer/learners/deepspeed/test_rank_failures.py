@@ -51,7 +51,7 @@ def test_only_one_run_is_remembered_and_a_torn_file_is_none(failures, tmp_path):
         ("1 memory", "OutOfMemoryError: this process has too little memory"),
         pytest.param("0 memory", "OutOfMemoryError: this process has too little memory", marks=pytest.mark.slow),
         pytest.param("1 bug", "ValueError: a fault of this rank", marks=pytest.mark.slow),
-        ("1 killed", ""),
+        pytest.param("1 killed", "", marks=pytest.mark.slow),
     ],
 )
 def test_the_leader_knows_why_a_rank_failed_by_itself(tmp_path, plan, cause):
