@@ -92,7 +92,7 @@ async def test_the_lineage_of_the_newest_version_is_that_of_its_number_however_t
     for run in (run_id, run_id[:-2], "typed", "last"):
         assert gradbus("lineage", f"{run}@last", "--json") == (0, expected, "")
         assert gradbus("lineage", f"{run}@3", "--json") == (0, expected, "")
-    assert gradbus("lineage", "other@last")[0] == 2
+    assert gradbus("lineage", "nobody-has-this-name@last")[0] == 2
 
 
 @pytest.mark.parametrize(("state", "status"), [("succeeded", 0), ("failed", 1), ("cancelled", 3)])

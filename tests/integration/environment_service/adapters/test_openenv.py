@@ -89,7 +89,7 @@ def fake():
 @pytest.fixture
 def world(episode, http_server, fake):
     url = http_server(fake)
-    return episode({"service": f"openenv+{url.replace('http', 'ws')}", "step_seconds": 3.0}, run_id=url)
+    return episode({"service": f"openenv+{url.replace('http', 'ws')}", "step_seconds": 8.0}, run_id=url)
 
 
 async def test_a_plain_environment_has_one_tool_and_its_observations_are_results(world, fake):
