@@ -1,6 +1,7 @@
 """What the client refuses before it sends anything, and how it takes answers that are cut short."""
 
 import json
+import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -8,7 +9,7 @@ import httpx2
 import pytest
 
 from gradbus.client import Client
-from gradbus.client.answers import checked
+from gradbus.client.answers import checked, trusting
 from gradbus.errors import ApiError, SpecError, StackError
 from gradbus.ids import digest_of
 from gradbus.resources.runs import RunResource
@@ -135,3 +136,9 @@ def test_an_export_whose_version_is_deleted_begins_again_with_the_newest(tmp_pat
                     client.export(RUN_ID, tmp_path, version)
         server.shutdown()
     assert gateway.exports == exports
+
+
+def test_without_tls_nobody_is_trusted_and_with_it_the_systems_authorities():
+    nobody = trusting("http://gradbus", None)
+    assert (nobody.verify_mode, nobody.get_ca_certs()) == (ssl.CERT_REQUIRED, [])
+    assert trusting("HTTPS://gradbus", None) is True
