@@ -39,6 +39,16 @@ def free_port():
 
 
 @pytest.fixture(scope="session")
+def commands():
+    """Runs `gradbus` commands in processes of their own."""
+    from forked_command import ForkedCommands
+
+    commands = ForkedCommands()
+    yield commands
+    commands.close()
+
+
+@pytest.fixture(scope="session")
 def write_tokenizer():
     """Writes a tokenizer of the digits and a few signs, one id each, into a folder; arguments change parts of tokenizer.json."""
     characters = {character: number for number, character in enumerate("?0123456789+=-x ")}

@@ -253,10 +253,8 @@ def lab(stack_state, lab_on):
 
 
 @pytest.fixture(scope="session")
-def gradbus(stack_state):
-    commands = ForkedCommands()
-    yield Command(stack_state, commands)
-    commands.close()
+def gradbus(stack_state, commands):
+    return Command(stack_state, commands)
 
 
 @pytest.fixture(scope="session")

@@ -14,9 +14,9 @@ from typing import Final
 BOUNDS: Final[dict[str, float]] = {
     # Decoding its messages, advantage, mask and reward; finding and packing the prompts that samples share; its place in the attention.
     # A sample may have several sequences: going through the one that it has, and keeping which sample a row is of, is fourteen lines.
-    # The least and the largest reward of a step are told: two lines. Thirteen calls, and room for a poll that a slow machine repeats.
+    # The least and the largest reward of a step are told: two lines.
     "trainer: lines a sample": 100,
-    "trainer: calls a sample": 14,
+    "trainer: calls a sample": 13,
     # Beside those of its samples: checking and decoding the entry, the group's advantages, its place in the frontier. The estimator of the
     # advantages is a function of its own beside the verdict: ten lines a group, none a sample. Each entry is asked for a teacher's
     # log-probabilities and rows, and for marks of its samples: twelve lines a group, none a sample. Of its rows, which may be more than

@@ -24,7 +24,7 @@ ROOT: Final = Path(__file__).parents[2]
 SHIPPED: Final = tuple(f"{ROOT / folder}{os.sep}" for folder in ("libs", "kernels", *(f"services/{name}" for name in SERVICES)))
 _SHOWN: Final = 6
 _OF_TORCH: Final = ("aten", "mkldnn", "prim", "prims")
-_ATTEMPTS: Final = 3
+_ATTEMPTS: Final = 5
 _WAITS: Final = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 

@@ -78,7 +78,7 @@ class KeptServices:
         return min(self._until.values(), default=None)
 
 
-async def watch_needs(settings: BusSettings, set_needed: Callable[[frozenset[str]], Awaitable[None]], kept_seconds: float = 0.0) -> None:
+async def watch_needs(settings: BusSettings, set_needed: Callable[[frozenset[str]], Awaitable[None]], kept_seconds: float) -> None:
     """Calls `set_needed` with the services that runs need whenever they may have changed, until cancelled.
 
     The reference service holds a model in memory, and few runs have an environment, so the stack runs these services only while an active

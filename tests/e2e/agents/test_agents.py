@@ -23,3 +23,4 @@ def test_an_agent_plays_a_run(lab, game):
     assert set(agent.outcomes) == {"extend", "fork"}
     assert agent.drawn >= len(agent.outcomes), "the usage is exact"
     assert len(lab.samples(run_id)) >= 4 * 8
+    lab.gone("agent")

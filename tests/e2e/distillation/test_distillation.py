@@ -126,6 +126,7 @@ def test_the_teachers_log_probabilities_are_those_of_its_version_at_the_rollouts
     tree = gradbus("lineage", run["id"]).stdout
     assert f"taught by version 100 of {teacher['id']}" in tree
     assert f"{run['id']}  student  succeeded  taught by version 100" in gradbus("lineage", teacher["id"]).stdout
+    lab.gone("reference")
 
 
 def test_a_teacher_beside_rewards_adds_its_part_to_the_advantages(lab, student, spec):

@@ -39,3 +39,4 @@ def check_run(lab, episodes):
     assert len(shown) == 2 * body["rollout"]["group_size"]
     assert {len(sample["episode"]["turns"]) for sample in shown} <= {1, 2}
     assert all(sample["episode"]["attempt"] == 0 for sample in shown)
+    lab.gone("agent")

@@ -37,6 +37,7 @@ def test_every_reward_is_the_score_of_the_samples_tokens_and_the_run_learns(lab,
         assert sample["reward_status"] == "ok"
     rewards = [step["reward"] for step in lab.events(run["id"], "metrics")]
     assert np.mean(rewards[-3:]) > np.mean(rewards[:3]), rewards
+    lab.gone("reference")
 
 
 def test_a_death_of_the_reference_service_changes_no_bit(lab, scored):

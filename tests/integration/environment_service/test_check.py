@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-from forked_command import ForkedCommands
 
 from gradbus.environment_check import Checked, check_environment
 from gradbus.environment_check.service import single_service
@@ -232,11 +231,9 @@ def test_a_check_takes_no_more_than_five_seconds_of_this_machine(check):
     assert time.process_time() - began < 5.0
 
 
-@pytest.fixture(scope="module")
-def gradbus():
-    commands = ForkedCommands()
-    yield lambda *arguments: commands.run("env", "check", *arguments)
-    commands.close()
+@pytest.fixture
+def gradbus(commands):
+    return lambda *arguments: commands.run("env", "check", *arguments)
 
 
 def test_the_command_says_what_it_found_and_ends_with_0_or_1(gradbus, tmp_path):

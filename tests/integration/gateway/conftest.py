@@ -11,7 +11,6 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from forked_command import ForkedCommands
 
 from gradbus.access.api_keys import SCOPES, new_api_key, write_api_keys
 from gradbus.buffer import BufferSettings, open_buffer
@@ -135,13 +134,6 @@ def http(stack):
 def client(stack):
     with Client(stack.url, stack.key) as client:
         yield client
-
-
-@pytest.fixture(scope="session")
-def commands():
-    commands = ForkedCommands()
-    yield commands
-    commands.close()
 
 
 @pytest.fixture

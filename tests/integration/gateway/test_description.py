@@ -19,7 +19,7 @@ CONFIG = """
 seed = 1
 max-stream-events = 10
 headers = {{ Authorization = "Bearer {key}" }}
-generation = {{ max-examples = 4, no-shrink = true, database = "none" }}
+generation = {{ max-examples = 6, no-shrink = true, database = "none" }}
 cache = {{ enabled = false }}
 
 [dictionaries.runs]

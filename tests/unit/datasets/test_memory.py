@@ -14,10 +14,10 @@ from gradbus.datasets.jsonl import as_line
 PROGRAM = Path(__file__).with_name("resident.py")
 ROW = {"prompt": "x" * 400, "answer": "y" * 80, "level": 3}
 GROUP = 2000
-FEW, MANY = 5, 30
-"""Row groups: 5 MB and 30 MB."""
+FEW, MANY = 5, 50
+"""Row groups: 5 MB and 50 MB."""
 SLACK_KIB = 8 << 10
-"""What an allocator may differ by. Reading a dataset whole would take 25 MB more."""
+"""What an allocator may differ by. Reading a dataset whole would take 45 MB more."""
 
 
 def write_lines(path, groups):

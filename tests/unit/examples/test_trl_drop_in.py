@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import trl
-from lazy_import import lazy_import
+from datasets import Dataset
 from transformers import AutoModelForCausalLM
 
 LENGTHS, LONGEST = (5, 1, 3, 4), 5
@@ -33,7 +33,7 @@ def make_trainer(tiny_models, tmp_path):
             model=AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32),
             reward_funcs=lambda **_: [0.0] * 4,
             args=arguments,
-            train_dataset=lazy_import("datasets").Dataset.from_list([{"prompt": "1"}] * 4),
+            train_dataset=Dataset.from_list([{"prompt": "1"}] * 4),
             processing_class=tokenizer,
         )
         trainer.current_gradient_accumulation_steps = 2

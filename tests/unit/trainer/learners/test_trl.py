@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import trl
-from lazy_import import lazy_import
+from datasets import Dataset
 from tokenizers import Tokenizer, models
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
@@ -40,7 +40,7 @@ def trl_trainer(model_folder, output, algorithm):
         report_to=[],
     )
     model = AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
-    prompts = lazy_import("datasets").Dataset.from_list([{"prompt": "w3"}] * 12)
+    prompts = Dataset.from_list([{"prompt": "w3"}] * 12)
     trainer = trl.GRPOTrainer(
         model=model, reward_funcs=lambda **_: [0.0] * 12, args=config, train_dataset=prompts, processing_class=tokenizer
     )

@@ -97,6 +97,7 @@ def test_a_window_hides_what_is_further_back(name, window):
 
 CAPPED = {
     "short_blocks": ("siblings", None),
+    "long_segments": pytest.param("short_and_long", None, marks=pytest.mark.slow),
     "a_narrow_window": ("short_and_long", 6),
     "a_window_in_short_blocks": ("groups", 4),
 }
