@@ -69,7 +69,7 @@ class Crowd:
                 claimed.append(offer["episode"])
                 self.agents.append(asyncio.create_task(self._agent(offer)))
         claims.close()
-        if len(set(claimed)) != self.count:
+        if len(set(claimed)) != len(claimed):
             raise AssertionError("an episode was claimed twice")
         await self.all_asked.wait()
 
@@ -130,6 +130,7 @@ def spec_of(bench: Bench, agents: int) -> dict[str, Any]:
         rollout={"slots": max(4, min(MOST_SLOTS, -(-agents // EPISODES_PER_SLOT))), "group_size": size, "max_new_tokens": TOKENS},
         schedule={"groups_per_step": -(-agents // size), "steps": 1, "max_staleness": 0},
         checkpoint={"every": 1},
+        deterministic=False,  # a worker of a deterministic run draws a sample first, and this engine draws none
     )
     del made["reward"]
     return made

@@ -55,7 +55,7 @@ def _streams(role: str) -> list[str]:
     allowed: list[str] = []
     allowed += [f"{_API}.STREAM.PURGE.{stream.name}" for stream in (PROMPTS, EVENTS) if role in stream.removers]
     if role in PROMPTS.writers:
-        allowed += [PROMPTS.subject, f"{_API}.CONSUMER.DELETE.{PROMPTS.name}.*"]
+        allowed += [PROMPTS.subject, f"{_API}.STREAM.INFO.{PROMPTS.name}", f"{_API}.CONSUMER.DELETE.{PROMPTS.name}.*"]
     if role in PROMPTS.readers:
         allowed += [f"{_API}.CONSUMER.MSG.NEXT.{PROMPTS.name}.*", f"$JS.ACK.{PROMPTS.name}.>"]
     if role in PROMPTS.writers + PROMPTS.readers:

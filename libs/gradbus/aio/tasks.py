@@ -30,7 +30,7 @@ async def gather_or_cancel(work: Sequence[Coroutine[Any, Any, _Result]]) -> list
     try:
         return await asyncio.gather(*tasks)
     finally:
-        await asyncio.gather(*(cancel_and_wait(task) for task in tasks if not task.done()))
+        await cancel_and_wait(*tasks)
 
 
 async def map_bounded(work: Callable[[_Item], Coroutine[Any, Any, _Result]], items: Iterable[_Item], at_a_time: int) -> list[_Result]:
@@ -57,24 +57,26 @@ async def run_to_end(work: Coroutine[Any, Any, _Result]) -> _Result:
     return result
 
 
-async def cancel_and_wait(task: asyncio.Task[Any]) -> None:
-    """Cancels `task` until it has ended. Once is not enough: a library's `wait_for` can lose a cancellation before Python 3.12.
+async def cancel_and_wait(*tasks: asyncio.Task[Any]) -> None:
+    """Cancels `tasks` until they have ended. Once is not enough: a library's `wait_for` can lose a cancellation before Python 3.12.
 
-    A cancellation of the caller meanwhile is raised after `task` has ended; raised at once, it would leave `task` running.
+    A cancellation of the caller meanwhile is raised after they have ended; raised at once, it would leave them running. `asyncio.gather`
+    would raise it when the first of them has ended.
     """
-    cancellation = await _wait_to_end(task, cancelling=True)
+    cancellation = await _wait_to_end(*tasks, cancelling=True)
     if cancellation is not None:
         raise cancellation
 
 
-async def _wait_to_end(task: asyncio.Task[Any], *, cancelling: bool = False) -> asyncio.CancelledError | None:
-    """Waits until `task` has ended; returns the caller's last cancellation meanwhile."""
+async def _wait_to_end(*tasks: asyncio.Task[Any], cancelling: bool = False) -> asyncio.CancelledError | None:
+    """Waits until `tasks` have ended; returns the caller's last cancellation meanwhile."""
     cancellation: asyncio.CancelledError | None = None
-    while not task.done():
+    while running := [task for task in tasks if not task.done()]:
         if cancelling:
-            task.cancel()
+            for task in running:
+                task.cancel()
         try:
-            await asyncio.wait({task}, timeout=_REPEAT_SECONDS if cancelling else None)
+            await asyncio.wait(running, timeout=_REPEAT_SECONDS if cancelling else None)
         except asyncio.CancelledError as error:
             cancellation = error
     return cancellation

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from nats.errors import Error as NatsError
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig
-from nats.js.errors import APIError
+from nats.js.errors import APIError, NotFoundError
 
 from gradbus.bus import subjects
 from gradbus.bus.connection import Bus
@@ -77,11 +77,14 @@ class TaskQueue:
 
     async def waiting(self) -> int:
         """Number of tasks that no worker has fetched."""
+        jetstream = self._bus.jetstream
         try:
-            info = await self._bus.jetstream.consumer_info(subjects.PROMPTS_STREAM, self._durable)
+            return (await jetstream.consumer_info(subjects.PROMPTS_STREAM, self._durable)).num_pending or 0
+        except NotFoundError:  # the first worker makes the consumer, which may take minutes to be ready for a task
+            stored = await jetstream.stream_info(subjects.PROMPTS_STREAM, subjects_filter=self._subject)
+            return (stored.state.subjects or {}).get(self._subject, 0)
         except APIError:
             return 0
-        return info.num_pending or 0
 
     async def open(self) -> None:
         """Makes the run's consumer, if no other process has."""

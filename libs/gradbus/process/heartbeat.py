@@ -55,6 +55,13 @@ class WorkerHeartbeat:
         """Publish the heartbeat now: other services wait for this change."""
         self._publish_requested.set()
 
+    async def publish(self) -> None:
+        """Publishes the heartbeat, whatever the event loop has to do meanwhile. A failure is logged; the next one comes within a second."""
+        try:
+            await self._workers.put(self.presence.worker, self.presence.to_bytes())
+        except (NatsError, APIError, TimeoutError) as error:
+            _log.info("heartbeat_failed", error=f"{type(error).__name__}: {error}")
+
     def show_preparing(self, what: str) -> None:
         """Shows what the worker does before it can work on its run; empty once it can."""
         self.presence.preparing = what
@@ -108,7 +115,7 @@ class WorkerHeartbeat:
             del task, error  # they hold what the run held
             self._clear_run()
             if process.stopping.is_set():
-                await self._publish()
+                await self.publish()
                 await asyncio.sleep(_SEEN_SECONDS)  # the conductor sees that the run did not end this process
             if self.assigned != run_id:
                 await asyncio.to_thread(run_over)
@@ -123,7 +130,7 @@ class WorkerHeartbeat:
             self._failures = RunFailures(run_id)
         self._show_failures()
         self.presence.run_id = run_id
-        await self._publish()  # before the run can end this process: the conductor counts that
+        await self.publish()  # before the run can end this process: the conductor counts that
         try:
             async with runs.view(f"{run_id}.desired") as self._desired:  # only this run: there may be thousands
                 await work(RunRecord.model_validate_json(stored.value))
@@ -165,16 +172,10 @@ class WorkerHeartbeat:
         for signal in signals:
             signal.cancel()
 
-    async def _publish(self) -> None:
-        try:
-            await self._workers.put(self.presence.worker, self.presence.to_bytes())
-        except (NatsError, APIError, TimeoutError) as error:
-            _log.info("heartbeat_failed", error=f"{type(error).__name__}: {error}")
-
     async def _beat(self) -> None:
         while True:
             self._publish_requested.clear()
-            await self._publish()
+            await self.publish()
             await asyncio.sleep(_SHORTEST_BEAT_SECONDS)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_BEAT_SECONDS - _SHORTEST_BEAT_SECONDS):

@@ -89,7 +89,7 @@ class Conductor:
             self._skip(run_id, reason)
 
     async def _release_runs(self) -> None:
-        await asyncio.gather(*(cancel_and_wait(task) for task in self._tasks.values()))
+        await cancel_and_wait(*self._tasks.values())
 
     def _skip(self, run_id: str, reason: str) -> None:
         if self._unreadable.get(run_id) != reason:

@@ -106,7 +106,7 @@ async def _answered(client: SGLangClient, served: ServedTeacherSpec, given: Sequ
     try:
         await asyncio.wait(tasks, timeout=_ANSWER_SECONDS, return_when=asyncio.FIRST_EXCEPTION)
     finally:
-        await asyncio.gather(*(cancel_and_wait(task) for task in tasks if not task.done()))
+        await cancel_and_wait(*tasks)
     errors = [error for task in tasks if not task.cancelled() and (error := task.exception()) is not None]
     if unusable := [error for error in errors if not isinstance(error, ServiceAwayError)]:
         raise unusable[0]

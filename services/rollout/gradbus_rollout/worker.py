@@ -107,14 +107,19 @@ class RolloutWorker:
                     wanted = None
                     await self._leave_device()
         finally:
-            await asyncio.gather(*(cancel_and_wait(task) for task in [*self._jobs, fetch, wanted] if task))
+            await cancel_and_wait(*self._jobs, *(task for task in (fetch, wanted) if task))
 
     async def _fetch(self) -> None:
-        """Fetches tasks. While the worker waits for its device, they are claimed here: the conductor would send them again."""
+        """Fetches tasks. They are claimed here while the worker waits for its device: the conductor would send them again.
+
+        Episodes, too, and at once: their tasks may open thousands, and no heartbeat is in time while they begin.
+        """
         for delivery in await self._queue.fetch(_CONCURRENT_TASKS):
             self._inbox.add(delivery)
-        if not self._turns.is_on_device:
+        if not self._turns.is_on_device or self._spec.environment is not None:
             self._update_presence()
+        if self._spec.environment is not None:
+            await self._parts.heartbeat.publish()
 
     # Turns on the device: this worker is the tenant
 

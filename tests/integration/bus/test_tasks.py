@@ -113,6 +113,20 @@ async def test_an_empty_queue_answers_with_nothing(queue):
     assert await queue.waiting() == 0
 
 
+async def test_tasks_wait_before_any_worker_has_come(bus, unique, stored):
+    """A worker is the first to fetch, minutes later if its engine is large."""
+    queue, other = TaskQueue(bus, unique), TaskQueue(bus, f"{unique}-2")
+    assert await queue.waiting() == 0
+    await queue.publish(tasks(3))
+    await other.publish(tasks(1))
+    await stored(queue, 3)
+    assert len(await TaskQueue(bus, unique).fetch(2)) == 2
+    assert await queue.waiting() == 1
+    await queue.remove()
+    await other.remove()
+    assert await queue.waiting() == 0
+
+
 async def test_purging_one_run_leaves_the_others(bus, queue, unique, stored):
     other = TaskQueue(bus, f"{unique}-2")
     await other.open()

@@ -15,7 +15,6 @@ from gradbus_conductor.groups.traces import GroupTraces
 @pytest.fixture
 async def queue(bus, run_id):
     queue = TaskQueue(bus, run_id)
-    await queue.open()
     yield queue
     await queue.remove()
 

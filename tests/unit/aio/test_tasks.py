@@ -1,8 +1,9 @@
 import asyncio
+import contextlib
 
 import pytest
 
-from gradbus.aio.tasks import background, cancel_and_wait, map_bounded, run_to_end
+from gradbus.aio.tasks import background, cancel_and_wait, gather_or_cancel, map_bounded, run_to_end
 
 
 async def test_the_work_ends_with_the_block():
@@ -65,6 +66,30 @@ async def test_a_caller_that_is_cancelled_again_still_waits_for_its_work():
     await cancel_and_wait(task)
     assert task.cancelled()
     assert cancelled[0].done()
+
+
+async def test_a_caller_of_several_that_is_cancelled_again_waits_for_the_last():
+    """As a worker that leaves a run whose episodes still have a word to send: its connection is closed next."""
+    ended, ends = [], [asyncio.Event() for _ in range(3)]
+
+    async def work(n):
+        try:
+            await asyncio.sleep(60)
+        finally:
+            with contextlib.suppress(asyncio.CancelledError):
+                await run_to_end(ends[n].wait())
+            ended.append(n)
+
+    task = asyncio.create_task(gather_or_cancel(list(map(work, range(3)))))
+    for n in range(3):
+        await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.sleep(0.01)
+        assert not task.done()
+        ends[n].set()
+    await cancel_and_wait(task)
+    assert task.cancelled()
+    assert ended == [0, 1, 2]
 
 
 async def test_what_must_not_be_left_half_done_ends_before_a_cancellation_does():

@@ -99,7 +99,7 @@ class Scoring:
         """Cancels the calls in flight; their groups are still in the buffer."""
         self.state.wanted.clear()
         self._waiting.clear()
-        await asyncio.gather(*(cancel_and_wait(call) for call in list(self._calls)))
+        await cancel_and_wait(*self._calls)
 
     def _start_calls(self) -> None:
         # Every waiting group goes into one call, up to a bound; a slow scorer gets several calls side by side.

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Final
 
 from gradbus import crash_points
-from gradbus.aio.tasks import gather_or_cancel
+from gradbus.aio.tasks import cancel_and_wait, gather_or_cancel
 from gradbus.algorithms import algorithm_of
 from gradbus.buffer import keys
 from gradbus.control.runs import RunRecord
@@ -65,10 +65,13 @@ class EpisodeSampler:
         prompts = [prompt_group(task, group, of_row, *shape) for group, of_row in zip(task.groups, ids, strict=True)]
         with under(first_trace(task)), fatal_for_run(self._presence):
             starts = [self._starts(task, *of_group) for of_group in zip(task.groups, prompts, items, strict=True)]
-            playing = asyncio.ensure_future(gather_or_cancel([self._play(of_group) for of_group in starts]))
-            await asyncio.sleep(0)
-            crash_points.reached("mid-decode")
-            played = await playing
+            playing = asyncio.create_task(gather_or_cancel([self._play(of_group) for of_group in starts]))
+            try:
+                await asyncio.sleep(0)
+                crash_points.reached("mid-decode")
+                played = await playing
+            finally:
+                await cancel_and_wait(playing)
             times.mark_sampled(
                 [_completions(prompt.key, episodes) for prompt, episodes in zip(prompts, played, strict=True)],
                 [[episode.transcript.times for episode in episodes] for episodes in played],

@@ -61,7 +61,7 @@ class GroupSampler:
     async def close(self) -> None:
         """Ends all calls with ModelError. Returns when they have ended and their samples are aborted on the server."""
         self._end("the engine is closed; start another")
-        await asyncio.gather(*(cancel_and_wait(task) for task in list(self._tasks)))
+        await cancel_and_wait(*self._tasks)
         if self._tasks:  # the aborts of the cancelled samples
             await asyncio.wait(self._tasks, timeout=_ABORTS_SECONDS)
 
