@@ -86,7 +86,10 @@ class TrainLoop:
             await self._settle()
         finally:
             self._thread.shutdown(wait=False, cancel_futures=True)
-            await asyncio.gather(parts.publisher.close(), parts.checkpoints.close())
+            try:  # not by gather: cancelled again, it would end with the first of them
+                await parts.publisher.close()
+            finally:
+                await parts.checkpoints.close()
 
     async def _step(self, trace: StepTrace) -> bool:
         """One step, or False if the source has ended."""

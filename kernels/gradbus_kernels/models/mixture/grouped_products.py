@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from gradbus_kernels.operators.linear.product_dtype import product
+
 _ALIGNED: Final = 8
 """Elements of bfloat16 in the 16 bytes that rows of grouped products must be multiples of."""
 
@@ -88,7 +90,7 @@ class _OneByOne(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, sizes: GroupSizes, *weights: Tensor) -> Tensor:
         ctx.save_for_backward(rows, *weights)
         ctx.sizes = sizes
-        return torch.cat([functional.linear(part, weight) for part, weight in zip(torch.split(rows, sizes.counts), weights, strict=True)])
+        return torch.cat([product(part, weight.t()) for part, weight in zip(torch.split(rows, sizes.counts), weights, strict=True)])
 
     @staticmethod
     @once_differentiable
@@ -96,9 +98,9 @@ class _OneByOne(torch.autograd.Function):
         rows, *weights = ctx.saved_tensors
         of_rows, _, *of_weights = ctx.needs_input_grad
         parts = torch.split(upstream, ctx.sizes.counts)
-        inputs = torch.cat([part @ weight for part, weight in zip(parts, weights, strict=True)]) if of_rows else None
+        inputs = torch.cat([product(part, weight) for part, weight in zip(parts, weights, strict=True)]) if of_rows else None
         used = zip(parts, torch.split(rows, ctx.sizes.counts), of_weights, strict=True)
-        return inputs, None, *(part.t() @ own if needed else None for part, own, needed in used)
+        return inputs, None, *(product(part.t(), own) if needed else None for part, own, needed in used)
 
 
 class _Fused(torch.autograd.Function):
@@ -120,7 +122,7 @@ class _Fused(torch.autograd.Function):
         rows, weights = ctx.saved_tensors
         of_rows, _, of_weights, of_biases = ctx.needs_input_grad
         parts = torch.split(upstream, ctx.sizes.counts)
-        inputs = torch.cat([part @ weight.t() for part, weight in zip(parts, weights, strict=True)]) if of_rows else None
+        inputs = torch.cat([product(part, weight.t()) for part, weight in zip(parts, weights, strict=True)]) if of_rows else None
         products = _products(torch.split(rows, ctx.sizes.counts), parts, weights) if of_weights else None
         return inputs, None, products, torch.stack([part.sum(0) for part in parts]) if of_biases else None
 

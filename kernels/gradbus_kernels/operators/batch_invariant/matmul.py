@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from gradbus_kernels.operators.base.arguments import check_dtype, check_floats, require
 from gradbus_kernels.operators.base.dispatch import choose
+from gradbus_kernels.operators.linear.product_dtype import product
 
 BLOCK: Final = 32
 """Rows of the product that defines the bits."""
@@ -185,4 +186,8 @@ class _Matmul(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_addend = ctx.needs_input_grad
         addend = grad.sum(0) if ctx.addend_dim == 1 else grad
-        return (grad @ weight.t() if needs_x else None, x.t() @ grad if needs_weight else None, addend if needs_addend else None)
+        return (
+            product(grad, weight.t()) if needs_x else None,
+            product(x.t(), grad) if needs_weight else None,
+            addend if needs_addend else None,
+        )

@@ -1,4 +1,7 @@
-"""`x · weightᵀ + bias` and its gradients; float32 on a CPU with AVX-512 is multiplied by oneDNN."""
+"""`x · weightᵀ + bias` and its gradients.
+
+On a CPU float32 is multiplied by oneDNN if there is AVX-512, and what the CPU has no instructions for in float32.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from torch.nn import functional
 
 from gradbus_kernels.operators.base.arguments import check_dtype, check_floats
 from gradbus_kernels.operators.linear.onednn import by_onednn, times_transposed
+from gradbus_kernels.operators.linear.product_dtype import product_dtype
 
 _STEPS: Final = 32
 """Numbers of rows between two powers of two."""
@@ -24,7 +28,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Raises ValueError, which names the argument, for arguments that do not fit.
     """
     _check(x, weight, bias)
-    if not x.numel() or not by_onednn(x.dtype, x.device):
+    if not x.numel() or not (by_onednn(x.dtype, x.device) or product_dtype(x.dtype, x.device) != x.dtype):
         return functional.linear(x, weight, bias)
     out: Tensor = _Linear.apply(x, weight, bias)  # type: ignore[no-untyped-call]
     return out
@@ -60,7 +64,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return times_transposed(x, weight, bias)
+        return _times_transposed(x, weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -70,7 +74,7 @@ class _Linear(torch.autograd.Function):
         grad = grad.contiguous()
         rows, inputs = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
         return (
-            times_transposed(grad, weight.t()) if of_x else None,
+            _times_transposed(grad, weight.t()) if of_x else None,
             _of_weight(rows, inputs) if of_weight else None,
             rows.sum(0) if of_bias else None,
         )
@@ -79,5 +83,12 @@ class _Linear(torch.autograd.Function):
 def _of_weight(grad: Tensor, x: Tensor) -> Tensor:
     """`gradᵀ · x`; the narrower of the two is copied, because only the right factor may be a transposed view."""
     if grad.shape[1] <= x.shape[1]:
-        return times_transposed(grad.t(), x.t())
-    return times_transposed(x.t(), grad.t()).t()
+        return _times_transposed(grad.t(), x.t())
+    return _times_transposed(x.t(), grad.t()).t()
+
+
+def _times_transposed(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`left · rightᵀ + bias`, added up in float32."""
+    if by_onednn(left.dtype, left.device):
+        return times_transposed(left, right, bias)
+    return functional.linear(left.float(), right.float(), None if bias is None else bias.float()).to(left.dtype)

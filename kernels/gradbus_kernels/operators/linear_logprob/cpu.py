@@ -15,6 +15,7 @@ from torch import Tensor
 from gradbus_kernels.operators.base.block_sizes import slices
 from gradbus_kernels.operators.base.softcap import softcap_in_place, softcap_slopes
 from gradbus_kernels.operators.linear.onednn import is_product_for_onednn, matmul
+from gradbus_kernels.operators.linear.product_dtype import product_dtype
 from gradbus_kernels.operators.linear_logprob.head import Coefficients, Differentiate, Gradients, Head, Statistics, add_product
 
 PRODUCT_TOKENS: Final = 4096
@@ -169,7 +170,7 @@ class _Work:
         self.head, self.columns = head, columns
         self.wide = head.hidden.to(head.accumulator)
         """`[N, H]`."""
-        self.narrow = _product_dtype(head.hidden.dtype)
+        self.narrow = torch.float32 if head.hidden.dtype == torch.float16 else product_dtype(head.hidden.dtype, head.hidden.device)
         """The dtype of the gradients' products."""
         self._buffer = self.wide.new_empty(size)
 
@@ -251,14 +252,3 @@ def _room(head: Head) -> int:
     """The number of tokens whose logits fit WORKSPACE; a multiple of 64 if at least 64 fit."""
     room = max(1, WORKSPACE // (len(head.weight) * head.accumulator.itemsize))
     return room if room < 64 else room - room % 64
-
-
-def _product_dtype(dtype: torch.dtype) -> torch.dtype:
-    if dtype == torch.float16 or (dtype == torch.bfloat16 and not _has_bfloat16()):
-        return torch.float32
-    return dtype
-
-
-def _has_bfloat16() -> bool:
-    """Whether the CPU multiplies bfloat16; torch has no public function for this."""
-    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

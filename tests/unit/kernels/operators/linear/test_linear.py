@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from gradbus_kernels.operators.linear import api, onednn
+from gradbus_kernels.operators.linear import api, onednn, product_dtype
 from gradbus_kernels.operators.linear.api import linear, linear_reference, padded_rows
 
 ROOM = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float64: 1e-12}
@@ -32,6 +32,32 @@ def test_product_and_gradients_are_those_of_float64(dtype, biased, shape):
     for one, other in zip(found, gradients(linear_reference, inputs, upstream), strict=True):
         assert one.dtype == dtype
         assert float((one.double() - other).abs().max()) <= ROOM[dtype] * (1.0 + float(other.abs().max()))
+
+
+@pytest.mark.parametrize("biased", [True, False])
+def test_bfloat16_without_instructions_is_multiplied_in_float32(monkeypatch, biased):
+    """Rounded once, as instructions do; what is kept for the gradients is as narrow as the inputs."""
+    monkeypatch.setattr(product_dtype, "_has_bfloat16", lambda: False)
+    inputs = [randn(5, 3, 24), randn(16, 24, seed=1), randn(16, seed=2)][: 2 + biased]
+    inputs, upstream, kept = [tensor.bfloat16() for tensor in inputs], randn(5, 3, 16, seed=3).bfloat16(), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.dtype) or tensor, lambda tensor: tensor):
+        found = gradients(linear, inputs, upstream)
+    x, weight, grad = (tensor.double().flatten(0, -2) for tensor in (inputs[0], inputs[1], upstream))
+    out = x @ weight.t() + (inputs[2].double() if biased else 0.0)
+    exact = [out, grad @ weight, grad.t() @ x, grad.sum(0)][: 3 + biased]
+    for one, other in zip(found, exact, strict=True):
+        torch.testing.assert_close(one.flatten(0, -2) if one.dim() > 2 else one, other.bfloat16(), rtol=2**-7, atol=1e-6)
+    assert set(kept) == {torch.bfloat16}
+
+
+def test_a_product_is_that_of_the_widened_factors(monkeypatch):
+    left, right = randn(33, 40).bfloat16(), randn(40, 24, seed=1).bfloat16()
+    monkeypatch.setattr(product_dtype, "_has_bfloat16", lambda: False)
+    assert torch.equal(product_dtype.product(left, right), (left.float() @ right.float()).bfloat16())
+    assert product_dtype.product_dtype(torch.bfloat16, torch.device("meta")) == torch.bfloat16
+    assert product_dtype.product_dtype(torch.float64, CPU) == torch.float64
+    monkeypatch.setattr(product_dtype, "_has_bfloat16", lambda: True)
+    assert torch.equal(product_dtype.product(left, right), left @ right)
 
 
 @pytest.mark.parametrize("shape", [(0, 6), (6,), (2, 0, 6), (2, 3, 6)])

@@ -17,6 +17,7 @@ from gradbus_kernels.operators import (
     provenance,
     using,
 )
+from gradbus_kernels.operators.linear import product_dtype
 from gradbus_kernels.operators.linear_logprob import cpu as linear_logprob_cpu
 
 # Of the largest value. Sums in another order, and two roundings where plain torch has one.
@@ -206,7 +207,7 @@ def test_logits_of_bfloat16_inputs_are_float32(monkeypatch, implementation, nati
     if implementation == "reference":
         pytest.skip("plain torch rounds logits to the inputs' dtype")
     hidden, weight, ids = inputs(13, 9, 41, torch.bfloat16)
-    monkeypatch.setattr(linear_logprob_cpu, "_has_bfloat16", lambda: native)
+    monkeypatch.setattr(product_dtype, "_has_bfloat16", lambda: native)
     exact = linear_logprob_reference(hidden.float(), weight.float(), ids)
     found = linear_logprob(hidden, weight, ids)
     torch.testing.assert_close(found.logprobs, exact.logprobs)
