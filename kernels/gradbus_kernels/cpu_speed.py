@@ -21,6 +21,7 @@ from gradbus_kernels.operators import PrefixLayout, prefix_shared_attention, sam
 from gradbus_kernels.operators.decoder_layer.norm import rms_norm
 from gradbus_kernels.operators.decoder_layer.swiglu import swiglu
 from gradbus_kernels.operators.linear.api import linear
+from gradbus_kernels.operators.linear.product_dtype import product, product_dtype
 
 _TOKENS: Final = 2048
 """Of a product and a pass; what they read and write is more than a core's caches hold."""
@@ -35,6 +36,8 @@ _HEADS: Final = 2
 """Queries that share a key, of `_HEAD` elements."""
 _HEAD: Final = 64
 _PAGE: Final = 128
+_SIDE_BY_SIDE: Final = 256
+"""Heads of a page: of 64 samples four each."""
 _LENGTH: Final = 128
 """Of a text in a micro-batch."""
 _VOCABULARY: Final = 8192
@@ -53,7 +56,8 @@ def measure(width: int) -> Rates:
     `training` and `decode`: FLOP/s of products of many rows and of a decode step's. `read`: weights/s of products of
     few rows. `paired`: FLOP/s of a training step's attention.
     `kept`: elements/s that a forward pass keeps and its backward pass reads. `attended`: elements/s of a cache. `drawn`: logits/s of the
-    sampler. `copied`: bytes/s, each read and written. `operator`: seconds of an operator that has nothing to do.
+    sampler. `copied`: bytes/s, each read and written. `operator`: seconds of an operator that has nothing to do. `widened`: 1 where bf16
+    is multiplied in float32, else 0.
     """
     torch.set_num_threads(1)
     began, rounds = time.monotonic(), [_round(width)]
@@ -77,7 +81,8 @@ def _median(values: Sequence[float | dict[str, float]]) -> float | dict[str, flo
 def _round(width: int) -> Rates:
     by_dtype = {"training": _training, "decode": _decode, "read": _read, "paired": _paired, "kept": _kept, "attended": _attended}
     found = {name: {dtype: rate(width, DTYPES[dtype]) for dtype in DTYPES} for name, rate in by_dtype.items()}
-    return {**found, "drawn": _drawn(), "copied": _copied(), "operator": _operator()}
+    widened = float(product_dtype(torch.bfloat16, torch.device("cpu")) != torch.bfloat16)
+    return {**found, "drawn": _drawn(), "copied": _copied(), "operator": _operator(), "widened": widened}
 
 
 def _training(width: int, dtype: torch.dtype) -> float:
@@ -143,8 +148,11 @@ def _attended(width: int, dtype: torch.dtype) -> float:  # noqa: ARG001 - heads 
     queries, keys = _random(rows, _HEADS, _HEAD, dtype=dtype), _random(rows, _PAGE, _HEAD, dtype=dtype).transpose(1, 2)
     values = _random(rows, _PAGE, _HEAD, dtype=dtype)
 
+    pages = list(zip(*(tensor.split(_SIDE_BY_SIDE) for tensor in (queries, keys, values)), strict=True))
+
     def attend() -> None:
-        torch.bmm(torch.bmm(queries, keys).float().softmax(-1).to(dtype), values)
+        for query, key, value in pages:
+            product(product(query, key).float().softmax(-1).to(dtype), value)
 
     with torch.inference_mode():
         return (keys.numel() + values.numel()) / _seconds(attend)

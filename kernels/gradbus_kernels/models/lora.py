@@ -28,14 +28,19 @@ class LoraLinear(nn.Module):
         self.on = True
         self.weight, self.bias = frozen.weight, frozen.bias
         device, dtype = frozen.weight.device, torch.promote_types(frozen.weight.dtype, torch.float32)
-        self.lora_A = nn.Linear(frozen.in_features, lora.rank, bias=False, device=device, dtype=dtype)
-        self.lora_B = nn.Linear(lora.rank, frozen.out_features, bias=False, device=device, dtype=dtype)
+        self.lora_A = _Factor(frozen.in_features, lora.rank, bias=False, device=device, dtype=dtype)
+        self.lora_B = _Factor(lora.rank, frozen.out_features, bias=False, device=device, dtype=dtype)
         self._scale = lora.scale
 
     def forward(self, inputs: Tensor) -> Tensor:
         """`[..., in]` to `[..., out]`."""
         out = linear(inputs, self.weight, self.bias)
         return out.add_(self.lora_B(self.lora_A(inputs)) * self._scale) if self.on else out
+
+
+class _Factor(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        return linear(inputs, self.weight)
 
 
 class Merged(NamedTuple):

@@ -85,6 +85,8 @@ class ProcessMemory:
     rows: int | None = None
     """Tokens whose logits the trainer has at a time; None: as many as `logits` has room for."""
     on_cpu: bool = False
+    widens: bool = False
+    """A CPU without instructions for bfloat16: the embedded engine computes in float32."""
 
 
 ON_GPU: Final = ProcessMemory()

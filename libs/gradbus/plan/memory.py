@@ -71,7 +71,7 @@ class Bill:
         if not embedded:
             return self.spec.version_dtype
         merged, small = self.spec.trainer.lora is not None, self.process.on_cpu and self.size.largest <= _WIDENED
-        return "fp32" if merged or small else self.spec.trainer.dtype
+        return "fp32" if merged or small or self.process.widens else self.spec.trainer.dtype
 
     @property
     def trained(self) -> int:

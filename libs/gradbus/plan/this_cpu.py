@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, Final
 
@@ -16,7 +17,13 @@ from gradbus.plan.cards import ON_CPU, Card, Speeds
 _PROGRAM: Final = "gradbus_kernels.cpu_speed"
 _LAYER_OPERATORS: Final = 30
 """Of the embedded engine in a decode step, for each layer."""
-_ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_AS_A_SERVICE: Final = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+}
+"""One thread, and memory that is freed stays with the process: see `gradbus.process.allocator`."""
 _SECONDS: Final = 120.0
 Rates = Mapping[str, Any]
 """Numbers, or numbers by dtype: see `gradbus_kernels.cpu_speed.measure`."""
@@ -36,7 +43,7 @@ def measured_rates(width: int) -> Rates:
         raise SettingsError("measuring this machine needs torch; install gradbus with the extra `trainer`, or name a card by --gpu")
     command = [sys.executable, "-m", _PROGRAM, str(width)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **_ONE_THREAD}, timeout=_SECONDS)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **_AS_A_SERVICE}, timeout=_SECONDS)
     except subprocess.TimeoutExpired as error:
         raise SettingsError(f"this machine took more than {_SECONDS:.0f} s to be measured; try again when it has less to do") from error
     if done.returncode:
@@ -62,7 +69,8 @@ def card_of_rates(rates: Rates) -> Card:
         layer=_LAYER_OPERATORS * rates["operator"],
     )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return Card("cpu", _memory(), cores * products["bf16"], rates["copied"], speeds, ON_CPU, cores)
+    process = replace(ON_CPU, widens=bool(rates["widened"]))
+    return Card("cpu", _memory(), cores * products["bf16"], rates["copied"], speeds, process, cores)
 
 
 def _memory() -> int:

@@ -10,6 +10,7 @@ _MMAP_THRESHOLD: Final = -3
 _ARENA_MAX: Final = -8
 _KEPT: Final = 256 << 20
 """Bytes at the end of the heap that stay with the process."""
+_LARGE: Final = 4 << 20
 _LARGEST: Final = 32 << 20
 """Bytes from which an allocation gets pages of its own; glibc takes no more."""
 
@@ -28,14 +29,15 @@ def share_arenas(most: int) -> None:
     _call("mallopt", _ARENA_MAX, most)
 
 
-def keep_freed_memory() -> None:
+def keep_freed_memory(*, sparing: bool = False) -> None:
     """Keeps up to 256 MiB of freed memory, until `trim_memory`.
 
     For a process that allocates the same again and again: glibc may return a tiny model's tensors to the system in each step, and
-    2,000 page faults take a sixth of the next one.
+    2,000 page faults take a sixth of the next one. `sparing`: large tensors go back all the same, for a process that had better take
+    longer than hold what it does not use: gaps between tensors can be more than all that is in use.
     """
     _call("mallopt", _TRIM_THRESHOLD, _KEPT)
-    _call("mallopt", _MMAP_THRESHOLD, _LARGEST)
+    _call("mallopt", _MMAP_THRESHOLD, _LARGE if sparing else _LARGEST)
 
 
 def _call(name: str, *arguments: Any) -> None:

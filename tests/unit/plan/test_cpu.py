@@ -36,6 +36,7 @@ RATES = {
     "drawn": 2e8,
     "copied": 16e9,
     "operator": 1e-6,
+    "widened": 0.0,
 }
 CARD = card_of_rates(RATES)
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
@@ -123,6 +124,12 @@ def test_a_small_model_computes_in_float32(tmp_path):
     assert (small.engine_dtype, tiny.engine_dtype) == ("bf16", "fp32")
 
 
+def test_a_cpu_without_instructions_for_bf16_decodes_in_float32(tmp_path):
+    plain, widens = (card_of_rates(RATES | {"widened": widened}).process for widened in (0.0, 1.0))
+    bf16, size = run_spec(trainer={"dtype": "bf16"}), model_size(tmp_path)
+    assert [Bill.of(bf16, size, Workload(64, 64), process).engine_dtype for process in (plain, widens)] == ["bf16", "fp32"]
+
+
 def test_an_engine_computes_in_the_dtype_of_the_trainer_or_of_what_a_server_loads(tmp_path):
     found = bill(tmp_path, weights={"dtype": "bf16"})
     assert found.engine_dtype == "fp32"
@@ -176,18 +183,8 @@ def test_a_rate_is_the_median_of_rounds_so_one_slow_moment_moves_none():
     assert medians([slow, RATES, fast]) == RATES
 
 
-MISSED = {
-    ("5m, checkpointing", "trainer"),
-    ("5m, LoRA", "train"),
-    ("5m, two threads", "generate"),
-    ("5m, 16 groups of 16", "trainer"),
-    ("5m, 16 groups of 16", "generate"),
-    ("27m, bf16", "generate"),
-    ("27m, bf16, LoRA", "generate"),
-    ("27m, bf16, micro-batches of 512", "generate"),
-}
-"""The heap of a trainer that computes layers again differs between processes, 527 to 791 MB. The other memory is off by 15.4 %,
-the times by 31 to 50 %."""
+MISSED = {("5m, checkpointing", "train")}
+"""Its tensors go back to the system at once, and the page faults are not planned."""
 
 
 def missed():

@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
-    """`left · right` of two matrices of one dtype, in `product_dtype`; rounded to theirs."""
+    """`left · right` of matrices `[..., N, K]` and `[..., K, M]` of one dtype, in `product_dtype`; rounded to theirs."""
     wide = product_dtype(left.dtype, left.device)
     return left @ right if wide == left.dtype else (left.to(wide) @ right.to(wide)).to(left.dtype)
 

@@ -38,7 +38,7 @@ class RewardModelLearner:
     def __init__(self, model_folder: Path, spec: RunSpec, device: str = "cpu") -> None:
         """Loads the model; sets the process's torch threads and its allocator to keep memory. Raises ModelError."""
         torch.set_num_threads(spec.trainer.threads)
-        keep_freed_memory()
+        keep_freed_memory(sparing=spec.trainer.gradient_checkpointing)
         fix_order_of_sums(device)
         self._spec = spec
         self._center = spec.preference.center if spec.preference else 0.0

@@ -57,7 +57,7 @@ class TorchLearner:
         """Loads the model; sets the process's torch threads and its allocator to keep memory. Raises ModelError."""
         threads, side_by_side = spec.trainer.threads, _side_by_side(spec, device)
         torch.set_num_threads(1 if side_by_side else threads)
-        keep_freed_memory()
+        keep_freed_memory(sparing=spec.trainer.gradient_checkpointing)
         fix_order_of_sums(device)
         self._spec = spec
         self._settings = policy_settings(spec.algorithm)

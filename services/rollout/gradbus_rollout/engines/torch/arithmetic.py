@@ -13,7 +13,6 @@ from gradbus_kernels.operators.batch_invariant.attention import attend as invari
 from gradbus_kernels.operators.batch_invariant.attention import biases_of, padded_queries, weighted
 from gradbus_kernels.operators.batch_invariant.matmul import multiply_blocks
 from gradbus_kernels.operators.linear.onednn import is_product_for_onednn, times_transposed
-from gradbus_kernels.operators.linear.product_dtype import product_dtype
 
 _LEAST_ONEDNN: Final = 1 << 20
 """Multiplications of a product that oneDNN makes: smaller ones cost their call."""
@@ -67,24 +66,6 @@ class Fast:
         return attend(queries, pages, biases, scale)
 
 
-class Widened(Fast):
-    """For weights in a dtype that the CPU has no instructions for: products in float32, rounded once."""
-
-    def multiply(self, x: Tensor, weight: Tensor, addend: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        """See `Arithmetic`."""
-        product = super().multiply(x.float(), weight.float(), None if addend is None else addend.float())
-        return product.to(x.dtype) if out is None else out.copy_(product)
-
-    def multiply_anywhere(self, x: Tensor, weight: Tensor, room: Tensor) -> Tensor:
-        """See `Arithmetic`."""
-        return self.multiply(x, weight, out=room)
-
-    def attend(self, queries: Tensor, pages: Pages, biases: Sequence[Tensor], scale: float) -> Tensor:
-        """See `Arithmetic`."""
-        wide = [(keys.float(), values.float()) for keys, values in pages]
-        return attend(queries.float(), wide, biases, scale).to(queries.dtype)
-
-
 class BatchInvariant:
     """The trainer's operators. Bits do not depend on the number of rows, so prefill, decode and training agree."""
 
@@ -105,11 +86,9 @@ class BatchInvariant:
         return invariant_attend(queries, pages, biases, scale)
 
 
-def arithmetic_for(numerics: Literal["fast", "batch_invariant"], dtype: torch.dtype, device: torch.device) -> Arithmetic:
-    """Selects the arithmetic that a run's `numerics` names, for weights of this dtype."""
-    if numerics == "batch_invariant":
-        return BatchInvariant()
-    return Fast() if product_dtype(dtype, device) == dtype else Widened()
+def arithmetic_for(numerics: Literal["fast", "batch_invariant"]) -> Arithmetic:
+    """Selects the arithmetic that a run's `numerics` names."""
+    return BatchInvariant() if numerics == "batch_invariant" else Fast()
 
 
 def _by_onednn(x: Tensor, weight: Tensor, addend: Tensor | None, out: Tensor | None) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 
 from gradbus.errors import SettingsError
 from gradbus.formats.model_config import ModelConfig, tensor_shapes
+from gradbus_kernels.operators.linear.product_dtype import product_dtype
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _WIDENED: Final = 1 << 15
@@ -52,9 +53,14 @@ class TorchEngineConfig:
         return _DTYPES[self.dtype]
 
     def compute_dtype(self, model: ModelConfig) -> torch.dtype:
-        """dtype of products and cache: that of the weights, except for small models on a CPU, which compute with them in float32."""
+        """dtype of products and cache: that of the weights.
+
+        On a CPU small models compute with them in float32, and with `fast` numerics all models whose dtype it has no instructions for.
+        """
         largest = max(map(math.prod, tensor_shapes(model).values()))
-        return torch.float32 if self.device == "cpu" and largest <= _WIDENED else self.torch_dtype
+        if self.device == "cpu" and largest <= _WIDENED:
+            return torch.float32
+        return product_dtype(self.torch_dtype, torch.device(self.device)) if self.numerics == "fast" else self.torch_dtype
 
     @property
     def lanes(self) -> int:

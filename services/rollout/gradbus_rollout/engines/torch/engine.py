@@ -84,7 +84,7 @@ class TorchEngine:
             model_config = read_supported_config(folder, config.numerics)
             check_weights(folder, model_config)
             like = empty_like(config.device, config.compute_dtype(model_config))
-            model = DecoderModel(model_config, like, arithmetic_for(config.numerics, like.dtype, like.device), config.torch_dtype)
+            model = DecoderModel(model_config, like, arithmetic_for(config.numerics), config.torch_dtype)
             model.weights.correct(folder)
             return cls(model, config, None if lora is None else AdapterVersions(model.weights, folder, lora))
 

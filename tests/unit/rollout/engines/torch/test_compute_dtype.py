@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gradbus.formats.model_config import read_model_config
+from gradbus_kernels.operators.linear import product_dtype
 from gradbus_kernels.weights.digest import weights_digest
 from gradbus_rollout.engines.base import PromptGroup
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig, config
@@ -52,6 +53,7 @@ async def test_float32_weights_are_rounded_to_bfloat16_for_a_model_of_any_size(m
 @pytest.mark.parametrize("slots", [4, 16, 70])
 async def test_samples_computed_in_bfloat16_do_not_depend_on_the_number_of_slots(model_folder, files, monkeypatch, slots):
     monkeypatch.setattr(config, "_WIDENED", 0)
+    monkeypatch.setattr(product_dtype, "_has_bfloat16", lambda: True)
     assert await samples(model_folder, files[1], dtype="bfloat16", slots=slots) == await samples(model_folder, files[1], dtype="bfloat16")
 
 
@@ -69,11 +71,14 @@ def test_bfloat16_differs_from_float32_by_rounding(hf_model, tmp_path):
     assert 0 < (logits[0] - logits[1]).norm() < 0.15 * logits[0].norm()
 
 
-def test_wide_weights_and_other_devices_compute_in_the_dtype_of_the_weights(model_folder):
+@pytest.mark.parametrize("native", [True, False])
+def test_wide_weights_and_other_devices_compute_in_the_dtype_of_the_weights(model_folder, monkeypatch, native):
+    monkeypatch.setattr(product_dtype, "_has_bfloat16", lambda: native)
     small = read_model_config(model_folder)
     wide = dataclasses.replace(small, hidden_size=192, intermediate_size=544)
     settings = TorchEngineConfig(dtype="bfloat16")
     assert settings.compute_dtype(small) == torch.float32
-    assert settings.compute_dtype(wide) == torch.bfloat16
+    assert settings.compute_dtype(wide) == (torch.bfloat16 if native else torch.float32)
+    assert TorchEngineConfig(dtype="bfloat16", numerics="batch_invariant").compute_dtype(wide) == torch.bfloat16
     assert TorchEngineConfig(dtype="bfloat16", device="cuda").compute_dtype(small) == torch.bfloat16
     assert TorchEngineConfig().compute_dtype(wide) == torch.float32
