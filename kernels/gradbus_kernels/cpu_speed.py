@@ -148,7 +148,7 @@ def _attended(width: int, dtype: torch.dtype) -> float:  # noqa: ARG001 - heads 
     queries, keys = _random(rows, _HEADS, _HEAD, dtype=dtype), _random(rows, _PAGE, _HEAD, dtype=dtype).transpose(1, 2)
     values = _random(rows, _PAGE, _HEAD, dtype=dtype)
 
-    pages = list(zip(*(tensor.split(_SIDE_BY_SIDE) for tensor in (queries, keys, values)), strict=True))
+    pages = list(zip(*(torch.split(tensor, _SIDE_BY_SIDE) for tensor in (queries, keys, values)), strict=True))
 
     def attend() -> None:
         for query, key, value in pages:
