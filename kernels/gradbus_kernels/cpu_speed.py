@@ -56,8 +56,8 @@ def measure(width: int) -> Rates:
     `training` and `decode`: FLOP/s of products of many rows and of a decode step's. `read`: weights/s of products of
     few rows. `paired`: FLOP/s of a training step's attention.
     `kept`: elements/s that a forward pass keeps and its backward pass reads. `attended`: elements/s of a cache. `drawn`: logits/s of the
-    sampler. `copied`: bytes/s, each read and written. `operator`: seconds of an operator that has nothing to do. `widened`: 1 where bf16
-    is multiplied in float32, else 0.
+    sampler. `copied`: bytes/s, each read and written. `fresh`: bytes/s of memory that comes from the system, beside what it takes to write
+    it. `operator`: seconds of an operator that has nothing to do. `widened`: 1 where bf16 is multiplied in float32, else 0.
     """
     torch.set_num_threads(1)
     began, rounds = time.monotonic(), [_round(width)]
@@ -82,7 +82,7 @@ def _round(width: int) -> Rates:
     by_dtype = {"training": _training, "decode": _decode, "read": _read, "paired": _paired, "kept": _kept, "attended": _attended}
     found = {name: {dtype: rate(width, DTYPES[dtype]) for dtype in DTYPES} for name, rate in by_dtype.items()}
     widened = float(product_dtype(torch.bfloat16, torch.device("cpu")) != torch.bfloat16)
-    return {**found, "drawn": _drawn(), "copied": _copied(), "operator": _operator(), "widened": widened}
+    return {**found, "drawn": _drawn(), "copied": _copied(), "fresh": _fresh(), "operator": _operator(), "widened": widened}
 
 
 def _training(width: int, dtype: torch.dtype) -> float:
@@ -168,6 +168,13 @@ def _copied() -> float:
     source = torch.ones(_COPIED, dtype=torch.uint8)
     target = torch.ones_like(source)
     return 2 * _COPIED / _seconds(lambda: target.copy_(source))
+
+
+def _fresh() -> float:
+    kept = torch.empty(_COPIED, dtype=torch.uint8)
+    written = _seconds(lambda: kept.fill_(1))
+    from_system = _seconds(lambda: torch.empty(_COPIED, dtype=torch.uint8).fill_(1)) - written
+    return _COPIED / max(from_system, written / 1000.0)
 
 
 def _operator() -> float:

@@ -53,6 +53,8 @@ class Speeds:
     """Weights/s, however few rows they are multiplied by."""
     drawn: float
     """Logits/s from which tokens are drawn."""
+    fresh: float
+    """Bytes/s of memory that comes from the system, beside what it takes to write it."""
     layer: float
     """Seconds of a decode step for each layer, beside all this."""
 
@@ -70,6 +72,7 @@ class Speeds:
             attended={dtype: copy / width for dtype, width in WIDTH.items()},
             read={dtype: copy / width for dtype, width in WIDTH.items()},
             drawn=math.inf,
+            fresh=math.inf,
             layer=_LAYER_SECONDS,
         )
 

@@ -66,6 +66,7 @@ def card_of_rates(rates: Rates) -> Card:
         attended=rates["attended"],
         read=rates["read"],
         drawn=rates["drawn"],
+        fresh=rates["fresh"],
         layer=_LAYER_OPERATORS * rates["operator"],
     )
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from gradbus.plan import embedded_cache
-from gradbus.plan.cards import Card, Speeds
+from gradbus.plan.cards import WIDTH, Card, Speeds
 from gradbus.plan.memory import Bill
 
 _EXPORT, _LOAD, _OFFLOAD = 3.3e9, 3.7e9, 50e9
@@ -83,6 +83,8 @@ class Operations(NamedTuple):
     """Elements that the forward passes keep."""
     of_logits: float
     """Logits."""
+    fresh: float
+    """Elements that get their memory from the system: of a step with checkpointing those of two forward passes and the gradients."""
 
 
 def training_operations(bill: Bill) -> Operations:
@@ -104,6 +106,7 @@ def training_operations(bill: Bill) -> Operations:
         head=(4.0 if lora is None else 2.0) * bill.head * drawn,
         kept=packed * (size.kept_by_all + size.layers * added) * passes / 3.0,
         of_logits=bill.head / size.hidden * drawn,
+        fresh=3.0 * packed * size.kept_by_all if bill.spec.trainer.gradient_checkpointing else 0.0,
     )
 
 
@@ -111,6 +114,7 @@ def _train(bill: Bill, speeds: Speeds) -> float:
     found, dtype = training_operations(bill), bill.spec.trainer.dtype
     products = (found.layers + found.head) / speeds.products[dtype] + found.logits / speeds.logits[dtype]
     others = found.pairs / speeds.paired[dtype] + found.kept / speeds.kept[dtype] + found.of_logits / speeds.kept["fp32"]
+    others += WIDTH[dtype] * found.fresh / speeds.fresh
     critic = 2 if (critic := bill.spec.trainer.critic) is not None and critic.kind != "head" else 1
     return (products + others) * bill.spec.trainer.inner.epochs * critic
 
