@@ -77,12 +77,8 @@ class TaskQueue:
 
     async def waiting(self) -> int:
         """Number of tasks that no worker has fetched."""
-        jetstream = self._bus.jetstream
         try:
-            return (await jetstream.consumer_info(subjects.PROMPTS_STREAM, self._durable)).num_pending or 0
-        except NotFoundError:  # the first worker makes the consumer, which may take minutes to be ready for a task
-            stored = await jetstream.stream_info(subjects.PROMPTS_STREAM, subjects_filter=self._subject)
-            return (stored.state.subjects or {}).get(self._subject, 0)
+            return await self._pending()
         except APIError:
             return 0
 
@@ -101,6 +97,14 @@ class TaskQueue:
             await self._bus.jetstream.delete_consumer(subjects.PROMPTS_STREAM, self._durable)
         except APIError as error:
             _log.debug("consumer_not_removed", durable=self._durable, error=str(error))
+
+    async def _pending(self) -> int:
+        jetstream = self._bus.jetstream
+        try:
+            return (await jetstream.consumer_info(subjects.PROMPTS_STREAM, self._durable)).num_pending or 0
+        except NotFoundError:  # the first worker makes the consumer, and may take minutes until it is ready for a task
+            stored = await jetstream.stream_info(subjects.PROMPTS_STREAM, subjects_filter=self._subject)
+            return (stored.state.subjects or {}).get(self._subject, 0)
 
     async def _drop(self) -> None:
         """Ends the subscription: the next fetch makes another one, and this one would be kept for ever."""

@@ -71,7 +71,8 @@ class Bill:
         if not embedded:
             return self.spec.version_dtype
         merged, small = self.spec.trainer.lora is not None, self.process.on_cpu and self.size.largest <= _WIDENED
-        return "fp32" if merged or small or self.process.widens else self.spec.trainer.dtype
+        widened = self.process.widens and self.spec.numerics == "fast"
+        return "fp32" if merged or small or widened else self.spec.trainer.dtype
 
     @property
     def trained(self) -> int:
