@@ -174,7 +174,7 @@ def _fresh() -> float:
     kept = torch.empty(_COPIED, dtype=torch.uint8)
     written = _seconds(lambda: kept.fill_(1))
     from_system = _seconds(lambda: torch.empty(_COPIED, dtype=torch.uint8).fill_(1)) - written
-    return _COPIED / max(from_system, written / 1000.0)
+    return _COPIED / max(from_system, written / 1000.0)  # where it costs nothing, noise may be more than the difference
 
 
 def _operator() -> float:

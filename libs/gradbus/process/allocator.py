@@ -10,9 +10,10 @@ _MMAP_THRESHOLD: Final = -3
 _ARENA_MAX: Final = -8
 _KEPT: Final = 256 << 20
 """Bytes at the end of the heap that stay with the process."""
-_LARGE: Final = 4 << 20
 _LARGEST: Final = 32 << 20
 """Bytes from which an allocation gets pages of its own; glibc takes no more."""
+_LARGE: Final = 4 << 20
+"""The same for a process that is sparing: below it are the many tensors of few rows."""
 
 
 def trim_memory() -> None:

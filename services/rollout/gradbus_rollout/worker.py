@@ -114,11 +114,12 @@ class RolloutWorker:
 
         Episodes, too, and at once: their tasks may open thousands, and no heartbeat is in time while they begin.
         """
-        for delivery in await self._queue.fetch(_CONCURRENT_TASKS):
+        fetched, has_episodes = await self._queue.fetch(_CONCURRENT_TASKS), self._spec.environment is not None
+        for delivery in fetched:
             self._inbox.add(delivery)
-        if not self._turns.is_on_device or self._spec.environment is not None:
+        if has_episodes or not self._turns.is_on_device:
             self._update_presence()
-        if self._spec.environment is not None:
+        if has_episodes and fetched:
             await self._parts.heartbeat.publish()
 
     # Turns on the device: this worker is the tenant

@@ -136,6 +136,8 @@ def test_a_cpu_without_instructions_for_bf16_decodes_in_float32(tmp_path):
     plain, widens = (card_of_rates(RATES | {"widened": widened}).process for widened in (0.0, 1.0))
     bf16, size = run_spec(trainer={"dtype": "bf16"}), model_size(tmp_path)
     assert [Bill.of(bf16, size, Workload(64, 64), process).engine_dtype for process in (plain, widens)] == ["bf16", "fp32"]
+    invariant = run_spec(trainer={"dtype": "bf16"}, numerics="batch_invariant")
+    assert Bill.of(invariant, size, Workload(64, 64), widens).engine_dtype == "bf16"
 
 
 def test_an_engine_computes_in_the_dtype_of_the_trainer_or_of_what_a_server_loads(tmp_path):

@@ -64,7 +64,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _times_transposed(x, weight, bias)
+        return _product(x, weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -74,7 +74,7 @@ class _Linear(torch.autograd.Function):
         grad = grad.contiguous()
         rows, inputs = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
         return (
-            _times_transposed(grad, weight.t()) if of_x else None,
+            _product(grad, weight.t()) if of_x else None,
             _of_weight(rows, inputs) if of_weight else None,
             rows.sum(0) if of_bias else None,
         )
@@ -83,11 +83,11 @@ class _Linear(torch.autograd.Function):
 def _of_weight(grad: Tensor, x: Tensor) -> Tensor:
     """`gradᵀ · x`; the narrower of the two is copied, because only the right factor may be a transposed view."""
     if grad.shape[1] <= x.shape[1]:
-        return _times_transposed(grad.t(), x.t())
-    return _times_transposed(x.t(), grad.t()).t()
+        return _product(grad.t(), x.t())
+    return _product(x.t(), grad.t()).t()
 
 
-def _times_transposed(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+def _product(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     """`left · rightᵀ + bias`, added up in float32."""
     if by_onednn(left.dtype, left.device):
         return times_transposed(left, right, bias)

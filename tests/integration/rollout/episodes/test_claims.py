@@ -32,10 +32,8 @@ async def test_a_task_is_claimed_before_its_episodes_begin(bus, buffer, objects,
     spec = record.spec.model_validate(record.spec.model_dump(exclude={"reward"}) | {"environment": {"service": "http://world:1"}})
     record, queue = record.model_copy(update={"spec": spec}), TaskQueue(bus, run_id)
     groups = [GroupTask(index=index, row=0) for index in (0, 3)]
-    versions, heartbeat = (
-        VersionLoader(bus, objects, stub, run_id, tmp_path),
-        WorkerHeartbeat(bus, WorkerPresence(worker="worker-a", role="rollout", incarnation="1")),
-    )
+    versions = VersionLoader(bus, objects, stub, run_id, tmp_path)
+    heartbeat = WorkerHeartbeat(bus, WorkerPresence(worker="worker-a", role="rollout", incarnation="1"))
     async with versions.followed(), heartbeat.present():
         sampler = Sampler(await bus.bucket(Buckets.WORKERS))
         parts = WorkerParts(bus, GroupStore(buffer, run_id), engine, versions, sampler, heartbeat, run_metrics(run_id), None)
