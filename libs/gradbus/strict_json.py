@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -22,11 +22,12 @@ _HALF_PAIR: Final = "half of a surrogate pair, which is no character"
 Path = tuple[str | int, ...]
 
 
-def parse_json(data: bytes, most_values: int | None = None) -> Any:
+def parse_json(data: bytes, most_values: int | None = None, constant: Callable[[str], object] | None = None) -> Any:
     """The value in `data`, which is UTF-8, with or without a byte order mark.
 
     Raises ValueError, which says where, for what is not JSON, for a number that is not finite, for half of a surrogate pair and for
     lists and objects deeper than MAX_DEPTH. With `most_values`, also for more values than that, before memory is taken for them.
+    `constant` gives the value of the bare words `Infinity`, `-Infinity` and `NaN`, which are refused without it.
     """
     text = data.decode("utf-8-sig")
     opened = text.count("[") + text.count("{")
@@ -34,7 +35,7 @@ def parse_json(data: bytes, most_values: int | None = None) -> Any:
         raise ValueError(f"it has more than {most_values} values")
     try:
         with collection_paused():
-            value = _DECODER.decode(text)
+            value = (_decoder(constant) if constant else _DECODER).decode(text)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     # Only then can there be a fault that the decoder does not find; most rows of a dataset are read without this pass.
@@ -124,4 +125,8 @@ def _constant(text: str) -> float:
     raise ValueError(f"{text} is not a number of JSON")
 
 
-_DECODER: Final = json.JSONDecoder(parse_float=_float, parse_int=_whole, parse_constant=_constant)
+def _decoder(constant: Callable[[str], object]) -> json.JSONDecoder:
+    return json.JSONDecoder(parse_float=_float, parse_int=_whole, parse_constant=constant)
+
+
+_DECODER: Final = _decoder(_constant)

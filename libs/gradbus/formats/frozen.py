@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Final
 
 FROZEN_PREFIXES: Final = (
-    *("mtp.", "model.mtp.", "model.mtp_layers."),
+    *("mtp.", "model.mtp.", "model.mtp_"),
     *("visual.", "model.visual.", "vision_tower.", "model.vision_tower.", "vision_model.", "model.vision_model."),
     *("multi_modal_projector.", "model.multi_modal_projector."),
 )

@@ -21,8 +21,11 @@ CONFIG, INDEX = "config.json", "model.safetensors.index.json"
 Family = ModelFamily | TransformersFamily
 _WHOLE: Final = "model.safetensors"
 _TOKENIZER: Final = "tokenizer.json"
+PROCESSORS: Final = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+"""How a model with images prepares them, without which SGLang does not start on one, though it is given text alone."""
 STORED_NAMES: Final = frozenset(
     {
+        *PROCESSORS,
         CONFIG,
         INDEX,
         _TOKENIZER,
@@ -36,7 +39,7 @@ STORED_NAMES: Final = frozenset(
     }
 )
 """Files of a folder that are stored beside its weights."""
-_SMALL_FILES: Final = frozenset({CONFIG, "generation_config.json", "chat_template.jinja"})
+_SMALL_FILES: Final = frozenset({*PROCESSORS, CONFIG, "generation_config.json", "chat_template.jinja"})
 _VOCABULARIES: Final = frozenset({_TOKENIZER, "vocab.json", "merges.txt"})
 _SMALL_BYTES, _FILE_BYTES, _VOCABULARY_BYTES = 1 << 20, 16 << 20, 64 << 20
 _MAX_VALUES: Final = 500_000
@@ -238,10 +241,13 @@ def _family(config: Mapping[str, object]) -> Family:
     return family
 
 
-def _stated_context(text: Mapping[str, object]) -> int:
-    stated = next((name for name in _CONTEXT_FIELDS if text.get(name) is not None), None)
-    longest = _UNLIMITED if stated is None else positive(text, stated, MAX_CONTEXT)
-    return _before_long_factors(text, longest)
+def long_factors_begin(fields: Mapping[str, object]) -> int | None:
+    """With longrope, the length from which its long factors count; None without it, or if it is not stated. Raises ModelError."""
+    rope, name = fields.get("rope_scaling") or fields.get("rope_parameters"), "original_max_position_embeddings"
+    if not isinstance(rope, dict) or str(rope.get("rope_type") or rope.get("type")) not in LONGROPE:
+        return None
+    stated = fields.get(name) or rope.get(name)
+    return None if stated is None else positive({name: stated}, name, MAX_CONTEXT)
 
 
 def _before_long_factors(fields: Mapping[str, object], longest: int) -> int:
@@ -249,18 +255,22 @@ def _before_long_factors(fields: Mapping[str, object], longest: int) -> int:
 
     Beyond, the rotation of a sequence's first tokens depends on its length, which is not known when they are sampled.
     """
-    rope = fields.get("rope_scaling") or fields.get("rope_parameters")
-    if not isinstance(rope, dict) or str(rope.get("rope_type") or rope.get("type")) not in LONGROPE:
-        return longest
-    stated = fields.get("original_max_position_embeddings") or rope.get("original_max_position_embeddings")
-    return min(longest, positive({"original_max_position_embeddings": stated}, "original_max_position_embeddings", MAX_CONTEXT, longest))
+    begin = long_factors_begin(fields)
+    return longest if begin is None else min(longest, begin)
 
 
 def _parse_object(data: bytes, what: str) -> dict[str, object]:
     try:
-        value = parse_json(data, MAX_TENSORS + _SMALL_INDEX if what == INDEX else _MAX_VALUES)
+        value = parse_json(data, MAX_TENSORS + _SMALL_INDEX if what == INDEX else _MAX_VALUES, constant=_transformers_constant)
     except ValueError as error:
         raise ModelError(f"{what} is not JSON ({error}); download or save it again") from error
     if not isinstance(value, dict):
         raise ModelError(f"{what} is not a JSON object; download or save it again")
     return value
+
+
+def _transformers_constant(text: str) -> object:
+    """`Infinity` as transformers 5 writes it: published configurations of Mamba layers have the bare word, which is not JSON."""
+    if text == "NaN":
+        raise ValueError("NaN is not a number of JSON")
+    return {"__float__": text}

@@ -23,7 +23,7 @@ Shape = tuple[int, ...]
 
 _MAX_WIDTH: Final = 1 << 17
 _MAX_HEADS: Final = 1024
-_MAX_HEAD_DIM: Final = 1024
+_MAX_HEAD_DIM: Final = 256  # of the operators for attention
 _MAX_HEADS_WIDTH: Final = 16
 """All heads together over the hidden size. Models have up to 2; a small file with wide heads would take a cache of terabytes."""
 _MAX_SCALE: Final = 1e6
@@ -303,7 +303,7 @@ def _layer_kinds(fields: Mapping[str, Any], family: ModelFamily) -> tuple[str, .
     elif family.windows == "optional":
         kinds = listed or _older_kinds(fields, layers)
     else:
-        kinds = listed or _alternating_kinds(fields, layers)
+        kinds = listed or _alternating_kinds(family.full_attention_every or positive(fields, "sliding_window_pattern", MAX_CONTEXT), layers)
     if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in (_SLIDING, _FULL) for kind in kinds):
         raise misstated("layer_types", kinds)
     return tuple(kinds)
@@ -317,10 +317,9 @@ def _older_kinds(fields: Mapping[str, Any], layers: int) -> list[str]:
     return [_SLIDING if layer >= first else _FULL for layer in range(layers)]
 
 
-def _alternating_kinds(fields: Mapping[str, Any], layers: int) -> list[str]:
+def _alternating_kinds(every: int, layers: int) -> list[str]:
     """All layers but every nth have the window."""
-    pattern = positive(fields, "sliding_window_pattern", MAX_CONTEXT)
-    return [_SLIDING if (layer + 1) % pattern else _FULL for layer in range(layers)]
+    return [_SLIDING if (layer + 1) % every else _FULL for layer in range(layers)]
 
 
 def _windows(fields: Mapping[str, Any], family: ModelFamily, kinds: tuple[str, ...]) -> tuple[int | None, ...]:

@@ -80,6 +80,8 @@ class ModelFamily:
     """Whether the head is the embedding."""
     windows: Windows = "none"
     """Which layers have a sliding window: none, those that `use_sliding_window` switches on, all if a size is stated, all but every nth."""
+    full_attention_every: int | None = None
+    """With alternating windows, n: every nth layer has none. None: `sliding_window_pattern` of config.json says it."""
     qk_norm: QkNorm | None = None
     """RMSNorm of queries and keys before they are rotated: of each head, with one weight for all heads; of all heads together; or none."""
     has_qk_norm: Stated = True
@@ -103,7 +105,10 @@ class ModelFamily:
     rope_pairs: Literal["halves", "neighbours"] = "halves"
     """Which elements of a head are turned together: i and i + half of those that are turned, or 2i and 2i + 1."""
     local_rope_theta: str = ""
-    """In older folders, the field with the base of layers that have a window; empty: they have that of the others."""
+    """The field with the base of layers with a window where no parameters of their own are stated, and nothing stretches it.
+
+    Empty: they turn as the other layers do.
+    """
     has_query_scale: bool = False
     """Whether the rotary embedding's `llama_4_scaling_beta` counts: queries grow with their position."""
     rope_kinds: tuple[str, ...] = _ROPE_KINDS
@@ -218,6 +223,17 @@ _GPT_OSS_ROPE: Final[Mapping[str, Any]] = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
+_MINISTRAL_ROPE: Final[Mapping[str, Any]] = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 16384,
+    "llama_4_scaling_beta": 0.1,
+}
 _OLMO: Final[Mapping[str, Any]] = {
     "qkv_bias": "attention_bias",
     "out_bias": "attention_bias",
@@ -273,7 +289,7 @@ MODEL_FAMILIES: Final[Mapping[str, ModelFamily]] = {
             windows="everywhere",
             server_lacks=_NO_WINDOWS | {"growing_queries"},
             has_query_scale=True,
-            defaults={"rms_norm_eps": 1e-5, "head_dim": 128},
+            defaults={"rms_norm_eps": 1e-5, "head_dim": 128, "rope_parameters": _MINISTRAL_ROPE},
         ),
         ModelFamily(
             *("mistral3", "Mistral3ForConditionalGeneration"),
@@ -317,7 +333,7 @@ MODEL_FAMILIES: Final[Mapping[str, ModelFamily]] = {
             mlp_bias="mlp_bias",
             windows="optional",
             has_layers_without_rope=True,
-            defaults={"tie_word_embeddings": True},
+            defaults={"tie_word_embeddings": True, "rope_theta": 2e6},
         ),
         ModelFamily(
             *("seed_oss", "SeedOssForCausalLM"),
@@ -331,17 +347,18 @@ MODEL_FAMILIES: Final[Mapping[str, ModelFamily]] = {
             *("olmo3", "Olmo3ForCausalLM"),
             **_OLMO,
             windows="alternating",
+            full_attention_every=4,
             local_rope_theta="rope_theta",
-            defaults={"rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "sliding_window_pattern": 4},
+            defaults={"rms_norm_eps": 1e-5, "rope_theta": 500_000.0},
         ),
         ModelFamily(
             *("gemma2", "Gemma2ForCausalLM"),
             **_GEMMA,
+            full_attention_every=2,
             has_softcaps=True,
             defaults={
                 "tie_word_embeddings": True,
                 "head_dim": 256,
-                "sliding_window_pattern": 2,
                 "attn_logit_softcapping": 50.0,
                 "final_logit_softcapping": 30.0,
             },
@@ -403,6 +420,7 @@ MODEL_FAMILIES: Final[Mapping[str, ModelFamily]] = {
             out_bias="attention_bias",
             mlp_bias=False,
             windows="alternating",
+            full_attention_every=2,
             norm_kind="float32",
             has_sinks=True,
             linear_layers=_ATTENTION_LAYERS,
@@ -417,7 +435,6 @@ MODEL_FAMILIES: Final[Mapping[str, ModelFamily]] = {
                 "rope_parameters": _GPT_OSS_ROPE,
                 "rope_theta": 150_000.0,
                 "sliding_window": 128,
-                "sliding_window_pattern": 2,
             },
         ),
         ModelFamily(

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from gradbus.errors import ModelError
 from gradbus.formats.config_fields import LONGROPE, MAX_CONTEXT, misstated, number, value_of
-from gradbus.formats.hf_model import context_length, positive
+from gradbus.formats.hf_model import long_factors_begin, positive
 from gradbus.formats.model_families import ModelFamily
 
 _STRETCHED: Final = frozenset({"llama3", "yarn"})
@@ -21,7 +21,7 @@ _NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
 }
 _MAX_FACTOR: Final = 1e6
 _MAX_THETA: Final = 1e12
-_NO_SCALING: Final = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
+_NO_SCALING: Final = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor", "max_position_embeddings"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ def read_ropes(fields: Mapping[str, Any], family: ModelFamily, kinds: tuple[str,
     """The embedding of each layer, whose kinds are as in `layer_types`; None for a layer that turns nothing. Raises ModelError."""
     stated = _parameters(fields)
     if "full_attention" in stated or "sliding_attention" in stated:
-        ropes = {kind: _rope(fields, _nested(stated, kind), family) for kind in set(kinds)}
+        ropes = {kind: _rope(fields, _nested(stated, kind), family, _theta_field(family, kind)) for kind in set(kinds)}
     else:
         ropes = dict.fromkeys(kinds, _rope(fields, stated, family))
         if family.local_rope_theta and "sliding_attention" in ropes:
-            ropes["sliding_attention"] = RopeConfig(_theta(fields, family.local_rope_theta), "default", {})
+            ropes["sliding_attention"] = RopeConfig(_theta({**fields, **stated}, family.local_rope_theta), "default", {})
     turned = layers_with_rope(fields, len(kinds)) if family.has_layers_without_rope else (True,) * len(kinds)
     return tuple(ropes[kind] if turns else None for kind, turns in zip(kinds, turned, strict=True))
 
@@ -68,8 +68,13 @@ def _nested(stated: Mapping[str, Any], kind: str) -> dict[str, Any]:
     return parameters
 
 
-def _rope(fields: Mapping[str, Any], parameters: Mapping[str, Any], family: ModelFamily) -> RopeConfig:
-    theta = _theta({"rope_theta": value_of(parameters, "rope_theta", fields.get("rope_theta"))}, "rope_theta")
+def _theta_field(family: ModelFamily, kind: str) -> str:
+    """The field with the base of a kind of layer whose own parameters state none."""
+    return (kind == "sliding_attention" and family.local_rope_theta) or "rope_theta"
+
+
+def _rope(fields: Mapping[str, Any], parameters: Mapping[str, Any], family: ModelFamily, theta_field: str = "rope_theta") -> RopeConfig:
+    theta = _theta({"rope_theta": value_of(parameters, "rope_theta", fields.get(theta_field))}, "rope_theta")
     kind = str(parameters.get("rope_type") or parameters.get("type") or "default")
     kind = "longrope" if kind in LONGROPE else kind
     if kind not in family.rope_kinds:
@@ -124,7 +129,7 @@ def _longrope_scaling(fields: Mapping[str, Any], parameters: Mapping[str, Any]) 
     """The factor of cosines and sines (Ding et al. 2024, arXiv:2402.13753), which is the same for all lengths."""
     if parameters.get("attention_factor") is not None:
         return {"attention_factor": number(parameters, "attention_factor", 1.0, 0.0, _MAX_FACTOR)}
-    original = context_length(fields)
+    original = long_factors_begin(fields) or positive(fields, "max_position_embeddings")
     stretched = number(parameters, "factor", positive(fields, "max_position_embeddings") / original, 0.0, _MAX_FACTOR)
     return {"attention_factor": math.sqrt(1.0 + math.log(stretched) / math.log(max(2, original))) if stretched > 1.0 else 1.0}
 

@@ -13,14 +13,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from gradbus.errors import SettingsError
-from gradbus.formats.hf_model import sanitized_config
+from gradbus.formats.hf_model import CONFIG, PROCESSORS, sanitized_config
 from gradbus.ids import digest_of_json
 from gradbus.objects.cache_dir import written_below_cache
 from gradbus.objects.durable import sync_files
 from gradbus.objects.paths import is_safe_part
 from gradbus.objects.store import ObjectStore
 
-_CONFIGS = frozenset({"config.json", "tokenizer_config.json", "processor_config.json"})
+_CONFIGS = frozenset({CONFIG, "tokenizer_config.json", *PROCESSORS})
 _PARTIAL = ".partial-"
 
 

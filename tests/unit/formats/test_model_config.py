@@ -171,6 +171,7 @@ HUGE = 1 << 62
         {"head_dim": HUGE},
         {"head_dim": True},
         {"head_dim": -8},
+        {"head_dim": 258, "hidden_size": 256},
         {"head_dim": 1024},
         {"hidden_size": 32.0},
         {"hidden_size": True},
@@ -440,3 +441,33 @@ def test_layers_differ_as_the_family_says(shape_of):
     assert shape_of(model_type="mistral", sliding_window=None).windows == (None,) * 4
     factors = {"embedding_multiplier": 12, "residual_multiplier": 0.2, "attention_multiplier": 0.5, "logits_scaling": 8}
     assert shape_of(model_type="granite", **factors).multipliers == (12.0, 0.2, 0.5, 0.125, 0.0, 0.0)
+
+
+def test_a_base_that_is_not_stated_is_the_familys(shape_of):
+    def bases(**fields):
+        return [rope.theta for rope in shape_of(**fields).ropes if rope]
+
+    kinds = {"full_attention": {"rope_type": "default"}, "sliding_attention": {"rope_type": "default"}}
+    gemma = {"model_type": "gemma3_text", "head_dim": 8, "sliding_window_pattern": 2, "rope_parameters": kinds}
+    assert bases(**gemma) == [10_000.0, 1e6, 10_000.0, 1e6]
+    assert bases(**gemma, rope_theta=2e6, rope_local_base_freq=5000) == [5000.0, 2e6, 5000.0, 2e6]
+    assert bases(model_type="olmo3", rope_parameters={"rope_type": "default", "rope_theta": 1e6}) == [1e6] * 4
+    assert bases(model_type="smollm3") == [2e6] * 3
+    ministral, *_ = shape_of(model_type="ministral3", head_dim=8, max_position_embeddings=1 << 18).ropes
+    assert (ministral.theta, ministral.kind, ministral.query_beta) == (1e6, "yarn", 0.1)
+
+
+def test_a_stated_factor_stretches_from_the_context_before_it_however_short_the_model_is_now(shape_of):
+    rope = {"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4, "factor": 8.0}
+    shape = shape_of(model_type="phi3", original_max_position_embeddings=4096, rope_scaling=rope)
+    assert shape.context_length == BASE["max_position_embeddings"]
+    assert attention_factor(shape.ropes[0]) == math.sqrt(1.0 + math.log(8.0) / math.log(4096))
+
+
+def test_only_gemma_3_states_which_layers_see_everything(shape_of):
+    def windows(name):
+        return [window is not None for window in shape_of(model_type=name, head_dim=8, sliding_window=7, sliding_window_pattern=3).windows]
+
+    assert windows("gemma3_text") == [True, True, False, True]
+    assert windows("gemma2") == windows("gpt_oss") == [True, False, True, False]
+    assert windows("olmo3") == [True, True, True, False]

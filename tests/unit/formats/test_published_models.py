@@ -9,6 +9,7 @@ from transformers import AutoConfig
 from gradbus.errors import ModelError
 from gradbus.formats.hf_model import check_model_folder, read_family
 from gradbus.formats.model_config import read_model_config, tensor_shapes
+from gradbus.formats.model_families import MODEL_FAMILIES
 from gradbus.formats.model_weights import check_weights
 from gradbus.formats.safetensors import header
 
@@ -329,3 +330,18 @@ def test_shards_with_the_tensors_that_old_folders_have_beside_them_are_taken(tmp
     (tmp_path / "pytorch_model.bin").touch()
     check_weights(tmp_path, read_model_config(tmp_path))
     assert check_model_folder(tmp_path).files == ("config.json", *sorted([*shards, "model.safetensors.index.json"]), "tokenizer.json")
+
+
+@pytest.mark.parametrize("family", [family for family in MODEL_FAMILIES.values() if not family.text_types], ids=lambda one: one.model_type)
+def test_what_a_folder_leaves_out_is_what_transformers_takes(family, tmp_path):
+    stated = sizes(256, 512, 4, 4, 2, 65536) | {
+        "model_type": family.model_type,
+        "vocab_size": 99,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    ours = read_model_config(tmp_path)
+    AutoConfig.from_pretrained(tmp_path).save_pretrained(tmp_path / "again")
+    assert read_model_config(tmp_path / "again") == ours

@@ -8,7 +8,7 @@ import pytest
 
 from gradbus.errors import ModelError
 from gradbus.formats.frozen import frozen_names
-from gradbus.formats.hf_model import check_model_folder, transformers_family
+from gradbus.formats.hf_model import check_model_folder, sanitized_config, transformers_family
 from gradbus.formats.model_families import MODEL_FAMILIES
 from gradbus.formats.model_weights import check_tied_head, check_vocabulary, read_name_plan
 from gradbus.formats.safetensors import header
@@ -50,6 +50,17 @@ def test_the_check_reads_sizes_under_the_names_of_the_family(write):
     assert check_model_folder(write(mamba, "backbone.norm_f.weight")).context_length == 131072
 
 
+def test_an_infinity_that_older_transformers_wrote_is_read_as_newer_ones_write_it(write):
+    folder = write({"model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"], "vocab_size": 16, "time_step_limit": [0.0, math.inf]})
+    assert "Infinity]" in (folder / "config.json").read_text()
+    assert check_model_folder(folder).vocab_size == 16
+    text = json.loads(sanitized_config((folder / "config.json").read_bytes()))
+    assert text["time_step_limit"] == [0.0, {"__float__": "Infinity"}]
+    (folder / "config.json").write_text(json.dumps({"model_type": "mamba2", "vocab_size": math.nan}))
+    with pytest.raises(ModelError, match="NaN is not a number of JSON"):
+        check_model_folder(folder)
+
+
 def test_a_family_of_the_own_decoder_comes_first(write, monkeypatch):
     assert transformers_family(write(GPT2, "wte.weight")) == TRANSFORMERS_FAMILIES["gpt2"]
     monkeypatch.setitem(MODEL_FAMILIES, "gpt2", replace(MODEL_FAMILIES["llama"], model_type="gpt2", architecture="GPT2LMHeadModel"))
@@ -85,6 +96,7 @@ def test_biases_of_routers_and_layers_that_predict_further_tokens_are_frozen():
     kept = {"model.layers.3.mlp.gate.weight", "model.layers.3.mlp.experts.0.up_proj.weight"}
     frozen = {"model.layers.3.mlp.gate.e_score_correction_bias", "model.layers.3.feed_forward.expert_bias"}
     frozen |= {"model.layers.4.eh_proj.weight", "model.layers.4.mlp.gate.weight"}
+    frozen |= {"model.mtp_block.0.mlp.up_proj.weight", "model.mtp_emb_norm.0.weight", "model.mtp_layers.0.mlp.up_proj.weight"}
     assert frozen_names(kept | frozen) == frozen
 
 

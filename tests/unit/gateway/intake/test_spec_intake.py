@@ -177,6 +177,16 @@ async def test_a_model_whose_biases_sglang_leaves_out_is_refused(refused, body, 
     assert fault.startswith("rollout.engine: it leaves out the biases of LlamaForCausalLM's feed-forward part")
 
 
+async def test_a_model_with_what_the_torch_engine_or_batch_invariant_lacks_is_refused(refused, body, tmp_path, write_model):
+    write_model(tmp_path / "roots" / "model", mlp_bias=True)
+    [fault] = await refused(body)
+    assert fault.startswith("rollout.engine: this engine runs in the worker's process and does not compute mlp_bias")
+    write_model(tmp_path / "roots" / "model", attention_bias=True)
+    assert await refused(body) == []
+    [fault] = await refused(body | {"numerics": "batch_invariant"})
+    assert fault == "numerics: is not computed for a model with attention_bias; given batch_invariant; allowed: fast"
+
+
 async def test_adapters_wider_than_the_model_are_refused(refused, body):
     [fault] = await refused(body | {"trainer": {"lora": {"rank": 5}}})
     assert fault.startswith("trainer.lora.rank: an adapter is smaller than its matrix; given 5; allowed: at most 4")

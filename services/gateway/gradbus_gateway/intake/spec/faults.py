@@ -116,6 +116,17 @@ def server_faults(model: StoredModel, rollout: RolloutSpec) -> Iterator[Fault]:
         yield Fault("rollout.max_prompt_tokens", message, f"{longest} + {rollout.max_new_tokens}", allowed)
 
 
+def decoder_faults(model: StoredModel, rollout: RolloutSpec | None, numerics: str) -> Iterator[Fault]:
+    """Faults of features of the model that the embedded engine, or `batch_invariant`, does not compute for any family."""
+    if model.config is None:
+        return
+    if rollout is not None and rollout.traits.embedded and model.config.engine_lacks:
+        message = f"this engine runs in the worker's process and does not compute {', '.join(model.config.engine_lacks)}"
+        yield Fault("rollout.engine", message, rollout.engine, "an engine that is a server, or a model without")
+    if numerics == "batch_invariant" and model.config.invariant_lacks:
+        yield Fault("numerics", f"is not computed for a model with {', '.join(model.config.invariant_lacks)}", numerics, "fast")
+
+
 def backend_faults(model: StoredModel, trainer: TrainerSpec) -> Iterator[Fault]:
     """A fault of a backend that does not train the model's family."""
     if isinstance(model.info.family, TransformersFamily) and trainer.backend != "torch":

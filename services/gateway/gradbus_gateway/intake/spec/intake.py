@@ -40,6 +40,7 @@ from gradbus_gateway.intake.prompt_check import PromptCheck
 from gradbus_gateway.intake.spec.faults import (
     backend_faults,
     critic_faults,
+    decoder_faults,
     environment_faults,
     evaluation_faults,
     fit_faults,
@@ -109,7 +110,7 @@ class SpecIntake:
         )
         if model and spec:
             faults.extend(model.info.family.faults(rollout, spec.numerics, spec.trainer.lora))
-            faults.extend(backend_faults(model, spec.trainer))
+            faults.extend([*decoder_faults(model, rollout, spec.numerics), *backend_faults(model, spec.trainer)])
             faults.extend([*server_faults(model, spec.rollout), *replay_faults(model, spec.rollout)])
             faults.extend(await self._run_models.adapter_faults(spec, model.spec) if model.spec.adapters else ())
             faults.extend([*lora_faults(model, spec.trainer.lora), *critic_faults(model, spec), *sampler_row_faults(spec, model)])

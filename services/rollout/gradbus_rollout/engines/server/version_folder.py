@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from gradbus.formats.frozen import frozen_names
-from gradbus.formats.hf_model import sanitized_config, transformers_family
+from gradbus.formats.hf_model import CONFIG, PROCESSORS, sanitized_config, transformers_family
 from gradbus.formats.model_families import MODEL_FAMILIES
 from gradbus.formats.model_weights import read_name_plan
 from gradbus.formats.safetensors import StoredTensor, mapped, read_headers
@@ -21,7 +21,7 @@ from gradbus.objects.cache_dir import written_below_cache
 from gradbus_kernels.weights.digest_tree import WeightsDigest
 from gradbus_rollout.engines.base import ExpectedLogprobs
 
-_CONFIGS: Final = ("config.json", "generation_config.json")
+_CONFIGS: Final = (CONFIG, "generation_config.json", *PROCESSORS)
 _FREQUENCIES: Final = ".rotary_emb.inv_freq"
 _PREFIX: Final = "version-"
 _DIGEST_SHOWN: Final = 12
@@ -53,7 +53,7 @@ def model_tensors(folder: Path) -> dict[str, StoredTensor]:
         return {**plan.trained, **plan.frozen}
     found = read_headers(sorted(folder.glob("*.safetensors")))
     tensors = {name: tensor for name, tensor in found.items() if not name.endswith(_FREQUENCIES)}
-    config = json.loads((folder / "config.json").read_bytes())
+    config = json.loads((folder / CONFIG).read_bytes())
     family = MODEL_FAMILIES.get(config.get("model_type"))
     fields = family.fields(config) if family else config
     if fields.get("tie_word_embeddings"):

@@ -22,7 +22,7 @@ _KEEPALIVE_SECONDS: Final = 2.0
 _SPARE_CONNECTIONS: Final = 8
 _QUICK_SECONDS: Final = 10.0
 _HEALTH_SECONDS: Final = 30.0
-"""Longer than the 20 s after which the server itself answers that it is not healthy."""
+"""Longer than the 20 s after which the server itself answers that it is not healthy. Its description takes as long just after its start."""
 _SHOWN: Final = 400
 
 MemoryTag = Literal["kv_cache", "weights"]
@@ -55,7 +55,7 @@ class ServerApi:
 
     async def info(self) -> Mapping[str, Any]:
         """The server's version, dtype and device, among others."""
-        return await self._call("GET", "/server_info", None, _QUICK_SECONDS)
+        return await self._call("GET", "/server_info", None, _HEALTH_SECONDS)
 
     async def requires_key(self) -> bool:
         """Whether a control route refuses a request without the key."""

@@ -148,3 +148,12 @@ async def test_what_a_killed_worker_left_its_next_start_removes_and_no_other_wor
     engine = SGLangEngine(model_folder, SGLangConfig(), settings, tmp_path / "worker-a")
     assert (left.exists(), others.exists()) == (False, True)
     await engine.close()
+
+
+def test_a_version_has_the_models_configurations_without_code(model, shards, tmp_path):
+    for name in ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"):
+        (model / name).write_text(json.dumps({"processor_class": name, "auto_map": {"AutoProcessor": "code.py"}}))
+    folder = make_version_folder(tmp_path / "versions", model, shards, copy=True)
+    assert json.loads((folder / "preprocessor_config.json").read_text()) == {"processor_class": "preprocessor_config.json"}
+    stored = {path.name for path in folder.glob("*.json")}
+    assert stored == {"config.json", "preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"}
