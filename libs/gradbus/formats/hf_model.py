@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import reprlib
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -191,13 +193,21 @@ def read_object(path: Path) -> dict[str, object]:
     """The JSON object in a file of a model folder. Raises ModelError if the file is missing, too large or holds none."""
     most = most_bytes(path.name) or _FILE_BYTES
     try:
-        with path.open("rb") as file:
-            data = file.read(most + 1)
+        with open(path, "rb", opener=_without_waiting) as file:
+            regular = stat.S_ISREG(os.fstat(file.fileno()).st_mode)
+            data = file.read(most + 1) if regular else None
     except OSError as error:
         raise ModelError(f"cannot read the model's {path.name} ({error.strerror}); give a folder in Hugging Face layout") from error
+    if data is None:
+        raise ModelError(f"the model's {path.name} is no file but a pipe, a device or a folder; give a folder in Hugging Face layout")
     if len(data) > most:
         raise ModelError(f"{path.name} has more than {most} bytes; take the model's own file")
     return _parse_object(data, path.name)
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    """Opens a pipe that nobody writes to as well, and reads nothing from it: the caller may hold a thread of the gateway."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def refuse_quantised(config: Mapping[str, object]) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 from dataclasses import replace
 
 import pytest
@@ -58,6 +59,14 @@ def test_an_infinity_that_older_transformers_wrote_is_read_as_newer_ones_write_i
     assert text["time_step_limit"] == [0.0, {"__float__": "Infinity"}]
     (folder / "config.json").write_text(json.dumps({"model_type": "mamba2", "vocab_size": math.nan}))
     with pytest.raises(ModelError, match="NaN is not a number of JSON"):
+        check_model_folder(folder)
+
+
+def test_a_configuration_that_is_a_pipe_holds_nobody(write, tmp_path):
+    folder = write(GPT2, "wte.weight")
+    (folder / "config.json").unlink()
+    os.mkfifo(folder / "config.json")
+    with pytest.raises(ModelError, match=r"config\.json is no file but a pipe, a device or a folder"):
         check_model_folder(folder)
 
 
