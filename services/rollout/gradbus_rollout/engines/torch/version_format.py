@@ -38,7 +38,7 @@ class WholeVersions:
 
     def read(self, files: Sequence[Path]) -> Tensors:
         """See `VersionFormat`."""
-        return read_tensors(files, self._weights.shapes)
+        return read_tensors(files, self._weights.shapes, self._weights.redundant)
 
     def replace(self, tensors: Tensors) -> str:
         """See `VersionFormat`. The digest is computed from the engine's own tensors."""

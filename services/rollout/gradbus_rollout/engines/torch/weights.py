@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -16,7 +16,7 @@ from torch import Tensor
 from gradbus.errors import ModelError, first_line
 from gradbus.formats.expert_config import SHARED, ExpertsConfig, fused_shapes
 from gradbus.formats.frozen import frozen_names
-from gradbus.formats.model_config import ModelConfig, tensor_shapes
+from gradbus.formats.model_config import ModelConfig, redundant_shapes, tensor_shapes
 from gradbus.formats.safetensors import check_tensors, refuse_tensors
 from gradbus_kernels.models.device_memory import device_in_use
 from gradbus_kernels.models.mixture.routing import Routing, read_corrections
@@ -173,6 +173,8 @@ class ModelWeights:
         shapes = tensor_shapes(config)
         self.shapes = {name: torch.Size(shapes[name]) for name in self.named}
         """Shapes in a state dict, by name."""
+        self.redundant = frozenset(redundant_shapes(config))
+        """Names of tensors that the model's folder may have besides, a tied head for example, and no version has."""
         self._dtypes = dict.fromkeys(self.named, like.dtype)
         self._sender, self._reader = PieceSender(), PieceReader()
 
@@ -250,12 +252,15 @@ def _narrowed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return narrowed if torch.equal(narrowed.to(tensor.dtype), tensor) else tensor
 
 
-def read_tensors(files: Sequence[Path], shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
-    """The tensors of `files` that are not frozen, memory-mapped. Raises ModelError unless they have exactly these names and shapes."""
+def read_tensors(files: Sequence[Path], shapes: Mapping[str, Sequence[int]], redundant: Collection[str] = ()) -> dict[str, Tensor]:
+    """The tensors of `files` that are not frozen, memory-mapped. Raises ModelError unless they have exactly these names and shapes.
+
+    `redundant`: names that a model's own folder may have besides, and no version has.
+    """
     found: dict[str, Tensor] = {}
     for file in files:
         loaded = _load(file)
-        tensors = {name: loaded[name] for name in loaded.keys() - frozen_names(loaded)}
+        tensors = {name: loaded[name] for name in loaded.keys() - frozen_names(loaded) - set(redundant)}
         refuse_tensors(found.keys() & tensors.keys(), "are in two of the weight files")
         found |= tensors
     check_tensors(found, shapes)

@@ -60,6 +60,8 @@ async def test_tensors_that_a_version_carries_along_are_not_the_engines(start_en
     digest = await engine.load([model_folder / "model.safetensors"], 1)
     save_file({"visual.w": torch.ones(2), "mtp.w": torch.ones(3, dtype=torch.int8)}, tmp_path / "carried")
     assert await engine.load([model_folder / "model.safetensors", tmp_path / "carried"], 2) == digest
+    save_file({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)}, tmp_path / "carried")
+    assert await engine.load([model_folder / "model.safetensors", tmp_path / "carried"], 3) == digest
     save_file({"other.w": torch.ones(2)}, tmp_path / "carried")
     with pytest.raises(ModelError, match="are not tensors of this model"):
         await engine.load([model_folder / "model.safetensors", tmp_path / "carried"], 3)
