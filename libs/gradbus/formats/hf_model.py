@@ -162,8 +162,11 @@ def checked_file_name(name: str) -> str:
 
 def sanitized_config(config: bytes) -> bytes:
     """A JSON configuration without `auto_map`, which names code to run. Raises ModelError if it is not a JSON object."""
-    value = _parse_object(config, "the configuration")
-    return json.dumps(_without_auto_map(value), indent=2, ensure_ascii=False).encode()
+    value = _without_auto_map(_parse_object(config, "the configuration"))
+    indented = json.dumps(value, indent=2, ensure_ascii=False).encode()
+    if len(indented) <= _SMALL_BYTES:
+        return indented
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()  # no larger than what was taken
 
 
 def positive(config: Mapping[str, object], field: str, most: int | None = None, default: int | None = None) -> int:

@@ -65,6 +65,19 @@ async def test_a_folder_and_its_uploaded_files_are_one_model(new_intake, uploade
     assert here.info.files == tuple(sorted(path.name for path in folder.iterdir()))
 
 
+async def test_a_link_out_of_the_roots_is_refused_and_nothing_of_it_is_stored(new_intake, folder, objects, tmp_path):
+    (tmp_path / "secret").write_text("the key")
+    (folder / "merges.txt").symlink_to(tmp_path / "secret")
+    found = await fault(new_intake(), ModelSpec(path="model"))
+    assert found.message == "merges.txt is a symbolic link out of the server's roots; put the file itself there"
+    assert not await objects.has_blob(digest_of(b"the key"))
+    (folder / "merges.txt").unlink()
+    (tmp_path / "roots" / "blobs").mkdir()
+    (folder / "config.json").rename(tmp_path / "roots" / "blobs" / "config")
+    (folder / "config.json").symlink_to(tmp_path / "roots" / "blobs" / "config")  # as in a cache of the hub
+    assert (await new_intake().store(ModelSpec(path="model"), "someone"))[1] == []
+
+
 @pytest.mark.parametrize(
     ("fields", "words"),
     [

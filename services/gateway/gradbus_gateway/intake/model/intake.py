@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
 from gradbus.errors import Fault, ModelError, SpecError
-from gradbus.formats.hf_model import ModelInfo, check_model_folder
+from gradbus.formats.hf_model import STORED_NAMES, ModelInfo, check_model_folder
 from gradbus.formats.model_config import ModelConfig, read_model_config
 from gradbus.formats.model_families import ModelFamily
 from gradbus.formats.model_weights import NamePlan, check_tied_head, check_vocabulary, read_name_plan
@@ -100,6 +101,7 @@ class ModelIntake:
         if not await asyncio.to_thread(folder.is_dir):
             raise SpecError([Fault("model.path", "not a folder", path, "a folder in Hugging Face layout")])
         async with self._folders.turn(caller):
+            await asyncio.to_thread(_refuse_links_out, folder, self._settings.model_roots)
             return await self._store_files(folder, kind)
 
     async def _store_download(self, hub_id: str, revision: str, caller: str, kind: FolderKind) -> dict[str, str]:
@@ -146,6 +148,14 @@ class ModelIntake:
             chat = await asyncio.to_thread(_has_chat_template, Path(name))
         used = {file: digests[file] for file in info.files}
         return StoredModel(model.model_copy(update={"files": used}), info, config, chat)
+
+
+def _refuse_links_out(folder: Path, roots: Sequence[Path]) -> None:
+    """Raises ModelError for a file of the folder that is a link out of the roots: its content would be stored, and exported."""
+    for entry in folder.iterdir():
+        used = entry.name in STORED_NAMES or entry.name.endswith(".safetensors")
+        if used and entry.is_symlink() and under_roots(str(entry), roots) is None:
+            raise ModelError(f"{entry.name} is a symbolic link out of the server's roots; put the file itself there")
 
 
 def _inspect(folder: Path, most: int, kind: FolderKind) -> tuple[ModelInfo, ModelConfig | None, NamePlan | None]:

@@ -73,6 +73,11 @@ def test_auto_map_is_stripped_at_any_depth():
     assert json.loads(sanitized_config(json.dumps(config).encode())) == {"a": 1, "text": {"b": [{}]}}
 
 
+def test_a_large_configuration_grows_by_no_indentation():
+    config = json.dumps({"a": list(range(100_000))}, separators=(",", ":")).encode()
+    assert sanitized_config(config) == config
+
+
 @pytest.mark.parametrize("name", ["", "..", "../x", "a/b", "a\\b", ".hidden", "a..b", "x\n", "a\0"])
 def test_names_that_lead_elsewhere_are_refused(name):
     with pytest.raises(ModelError, match="plain file name"):
