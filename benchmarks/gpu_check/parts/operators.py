@@ -20,9 +20,10 @@ from gpu_check.context import Context
 from gpu_check.parts import cached_attention, operator_speeds
 from gradbus_kernels import operators as ops
 from gradbus_kernels.operators.batch_invariant.layers import invariant_swiglu_reference
-from gradbus_kernels.operators.decoder_layer.norm import rms_norm
+from gradbus_kernels.operators.decoder_layer.head_norm import HeadNorms, normed_rotary
+from gradbus_kernels.operators.decoder_layer.norm import rms_norm, rms_norm_in_float32
 from gradbus_kernels.operators.decoder_layer.rotary import Rotation, Turned, rotary, rotary_reference
-from gradbus_kernels.operators.decoder_layer.swiglu import swiglu, swiglu_reference
+from gradbus_kernels.operators.decoder_layer.swiglu import geglu, geglu_reference, swiglu, swiglu_reference
 
 _TOLERANCE: Final = 1e-5
 _VOCABULARY: Final = 151_936
@@ -121,6 +122,7 @@ def _cases(context: Context) -> Iterator[Case]:
     )
     for head_dim, heads, key_heads, window in _ATTENTION[2:3] if context.dry else _ATTENTION:
         yield _attention(context, head_dim, heads, key_heads, window)
+    yield from _bounded_cases(context)
     yield from _layer_cases(context)
     yield from _invariant_cases(context)
 
@@ -141,6 +143,35 @@ def _attention(context: Context, head_dim: int, heads: int, key_heads: int, wind
     )
 
 
+def _bounded_cases(context: Context) -> Iterator[Case]:
+    """Attention and head as Gemma 2 bounds them, and attention with a sink in each head, as gpt-oss has it."""
+    rows, width, vocabulary, (heads, key_heads, size) = (6, 32, 200, (4, 2, 20)) if context.dry else (300, 896, 32_000, (8, 2, 64))
+    made = partial(_random, context)
+    ids = torch.randint(vocabulary, (rows,), device=context.device, generator=torch.Generator(context.device).manual_seed(3))
+    lengths = [9, 5, 3] if context.dry else [300, 320, 77]
+    layout = ops.PrefixLayout.of_lengths(lengths, [None, 0, 0])
+    tokens = [made(layout.tokens, count, size) for count in (heads, key_heads, key_heads)]
+    scores, logits = ops.Softcapped(size**-0.5, 5.0), ops.Softcapped(0.7, 5.0)
+    yield Case(
+        "prefix_shared_attention with a softcap",
+        tokens,
+        lambda *given: [ops.prefix_shared_attention(*given, layout, scores)],
+        lambda *given: [ops.prefix_shared_attention_reference(*given, layout, scores)],
+    )
+    yield Case(
+        "prefix_shared_attention with sinks",
+        [*tokens, made(heads)],
+        lambda *given: [ops.prefix_shared_attention_with_sinks(*given, layout, window=6)],
+        lambda *given: [ops.prefix_shared_attention_with_sinks_reference(*given, layout, window=6)],
+    )
+    yield Case(
+        "linear_logprob with a softcap",
+        [made(rows, width), made(vocabulary, width, scale=3.0 / width**0.5)],
+        lambda *given: _present(ops.linear_logprob(*given, ids, temperature=logits)),
+        lambda *given: _present(ops.linear_logprob_reference(*given, ids, temperature=logits)),
+    )
+
+
 def _layer_cases(context: Context) -> Iterator[Case]:
     """More rows than one program's share of the sums of a norm, and sizes that fill no block."""
     rows, width, (heads, key_heads, size) = (9, 40, (3, 1, 12)) if context.dry else (3001, 1000, (14, 2, 80))
@@ -152,10 +183,32 @@ def _layer_cases(context: Context) -> Iterator[Case]:
     yield Case("swiglu", [made(rows, 2 * width)], lambda both: [swiglu(both)], lambda both: [swiglu_reference(both)], _BOTH)
     angles = made(rows, size // 2, scale=3.0)
 
-    def turned(compute: Callable[[Tensor, Rotation, int], Turned]) -> Compute:
-        return lambda qkv: compute(qkv, Rotation.of_angles(angles, 1.0, heads + key_heads, qkv.dtype), key_heads)
+    def rotation(qkv: Tensor) -> Rotation:
+        return Rotation.of_angles(angles, 1.0, heads + key_heads, qkv.dtype)
+
+    def turned(compute: Callable[[Tensor, Rotation, int], Turned]) -> Callable[[Tensor], Turned]:
+        return lambda qkv: compute(qkv, rotation(qkv), key_heads)
 
     yield Case("rotary", [made(rows, heads + 2 * key_heads, size)], turned(rotary), turned(rotary_reference), _BOTH)
+    yield Case("geglu", [made(rows, 2 * width)], lambda both: [geglu(both)], lambda both: [geglu_reference(both)], _BOTH)
+    for offset in (0.0, 1.0):
+        yield Case(
+            f"rms_norm_in_float32, offset {offset:.0f}",
+            [made(rows, width), made(width)],
+            lambda *given, offset=offset: [rms_norm_in_float32(*given, 1e-6, offset)],
+            lambda *given, offset=offset: [_norm_in_float32(*given, offset)],
+        )
+
+    def normed_and_turned(qkv: Tensor, query: Tensor, key: Tensor) -> Turned:
+        parts = qkv.split_with_sizes([heads, key_heads, key_heads], dim=1)
+        return turned(rotary_reference)(torch.cat((_norm(parts[0], query), _norm(parts[1], key), parts[2]), dim=1))
+
+    yield Case(
+        "normed_rotary",
+        [made(rows, heads + 2 * key_heads, size), made(size), made(size)],
+        lambda qkv, query, key: normed_rotary(qkv, HeadNorms(query, key, 1e-6), rotation(qkv), key_heads),
+        normed_and_turned,
+    )
 
 
 def _invariant_cases(context: Context) -> Iterator[Case]:
@@ -206,6 +259,12 @@ def _norm(x: Tensor, weight: Tensor) -> Tensor:
     """In float32 at least."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def _norm_in_float32(x: Tensor, weight: Tensor, offset: float) -> Tensor:
+    """As Gemma's norms, with offset 1, and OLMo's: rounded once."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return ((offset + weight.to(wide.dtype)) * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6))).to(x.dtype)
 
 
 def _check_draws(context: Context) -> None:
