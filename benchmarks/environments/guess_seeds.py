@@ -56,7 +56,7 @@ def summary(results: list[Json], note: str) -> str:
     """The table."""
     count = len(LETTERS)
     lines = ["# The guessing game over seeds", "", f"{machine()}. {note}"]
-    lines += [f"30 groups of 8 episodes a step, from random weights; {count} letters.", ""]
+    lines += [f"15 groups of 8 episodes a step, trained twice in two parts, from random weights; {count} letters.", ""]
     lines += ["| seed | steps | found before | after | best | CPU seconds | seconds | commit, day |", "|---|---|---|---|---|---|---|---|"]
     for one in results:
         shares = [share for _, share in one["curve"]]
