@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import torch
@@ -173,8 +174,10 @@ class ModelWeights:
         shapes = tensor_shapes(config)
         self.shapes = {name: torch.Size(shapes[name]) for name in self.named}
         """Shapes in a state dict, by name."""
-        self.redundant = frozenset(redundant_shapes(config))
-        """Names of tensors that the model's folder may have besides, a tied head for example, and no version has."""
+        head, embedding = (config.family.stored_name(name) for name in ("lm_head.weight", "model.embed_tokens.weight"))
+        self.redundant = {name: embedding if name == head else None for name in redundant_shapes(config)}
+        """Names of tensors that the model's folder may have besides, and no version has: a tied head, to the embedding that it must equal,
+        and frequencies, which nothing reads, to None."""
         self._dtypes = dict.fromkeys(self.named, like.dtype)
         self._sender, self._reader = PieceSender(), PieceReader()
 
@@ -252,19 +255,30 @@ def _narrowed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return narrowed if torch.equal(narrowed.to(tensor.dtype), tensor) else tensor
 
 
-def read_tensors(files: Sequence[Path], shapes: Mapping[str, Sequence[int]], redundant: Collection[str] = ()) -> dict[str, Tensor]:
+def read_tensors(
+    files: Sequence[Path], shapes: Mapping[str, Sequence[int]], redundant: Mapping[str, str | None] = MappingProxyType({})
+) -> dict[str, Tensor]:
     """The tensors of `files` that are not frozen, memory-mapped. Raises ModelError unless they have exactly these names and shapes.
 
-    `redundant`: names that a model's own folder may have besides, and no version has.
+    `redundant`: see `ModelWeights.redundant`.
     """
     found: dict[str, Tensor] = {}
     for file in files:
         loaded = _load(file)
-        tensors = {name: loaded[name] for name in loaded.keys() - frozen_names(loaded) - set(redundant)}
+        tensors = {name: loaded[name] for name in loaded.keys() - frozen_names(loaded)}
         refuse_tensors(found.keys() & tensors.keys(), "are in two of the weight files")
         found |= tensors
+    for name in found.keys() & redundant.keys():
+        same = redundant[name]
+        if same is None or (same in found and _equal(found[name], found[same])):
+            del found[name]
     check_tensors(found, shapes)
     return found
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    wide = torch.promote_types(one.dtype, other.dtype)
+    return torch.equal(one.to(wide), other.to(wide))
 
 
 def _load(file: Path) -> dict[str, Tensor]:

@@ -2,13 +2,16 @@
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from gradbus.errors import ModelError
 from gradbus_rollout.engines.base import PromptGroup
+from gradbus_rollout.engines.torch.model import read_supported_config
 from gradbus_rollout.engines.torch.prefill import chunks
 from gradbus_rollout.engines.torch.samples import rows
 from gradbus_rollout.engines.torch.scheduler import Scheduler
+from gradbus_rollout.engines.torch.version_format import WholeVersions
+from gradbus_rollout.engines.torch.weights import ModelWeights
 
 GROUPS = [PromptGroup(str(n), tuple(range(3, 20 + n)), (n, n + 1, n + 2)) for n in range(4)]
 
@@ -65,3 +68,14 @@ async def test_tensors_that_a_version_carries_along_are_not_the_engines(start_en
     save_file({"other.w": torch.ones(2)}, tmp_path / "carried")
     with pytest.raises(ModelError, match="are not tensors of this model"):
         await engine.load([model_folder / "model.safetensors", tmp_path / "carried"], 3)
+
+
+@pytest.mark.parametrize("family", ["qwen2-tied-mha"])
+def test_a_tied_head_that_a_folder_stores_too_must_be_the_embedding(hf_model, tmp_path):
+    folder, files = tmp_path / "model", [tmp_path / "model" / "model.safetensors", tmp_path / "head"]
+    versions, embedding = WholeVersions(ModelWeights(read_supported_config(folder), torch.empty(0))), hf_model.lm_head.weight.detach()
+    save_file({"lm_head.weight": embedding.clone()}, files[1])
+    assert versions.read(files).keys() == load_file(files[0]).keys()
+    save_file({"lm_head.weight": embedding + 1}, files[1])
+    with pytest.raises(ModelError, match=r"are not tensors of this model \(lm_head"):
+        versions.read(files)
