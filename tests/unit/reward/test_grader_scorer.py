@@ -181,7 +181,7 @@ async def test_parts_with_more_components_than_fit_keep_their_rewards(grader_sco
 async def test_a_grader_that_hangs_on_whatever_it_gets_fails_for_good(grader_scorer, ask, monkeypatch):
     scorer = grader_scorer({"type": "python", "source": HANGS})
     for _ in range(ATTEMPTS + 1):
-        results = await scorer.score(ask(*["hang"] * 40), 1.0)
+        results = await scorer.score(ask(*["hang"] * 40), 2.0)  # a child begins in the time of a call
         assert {(result.status, result.permanent) for result in results} == {(ERROR, True)}
     assert "scores no sample" in results[0].reason
     monkeypatch.setattr(pool_module, "_USELESS_SECONDS", 0.0)
