@@ -21,7 +21,7 @@ from gpu_check.parts import cached_attention, operator_speeds
 from gradbus_kernels import operators as ops
 from gradbus_kernels.operators.batch_invariant.layers import invariant_swiglu_reference
 from gradbus_kernels.operators.decoder_layer.head_norm import HeadNorms, normed_rotary
-from gradbus_kernels.operators.decoder_layer.norm import rms_norm, rms_norm_in_float32
+from gradbus_kernels.operators.decoder_layer.norm import rms_norm, rms_norm_in_float32, rms_norm_reference
 from gradbus_kernels.operators.decoder_layer.rotary import Rotation, Turned, rotary, rotary_reference
 from gradbus_kernels.operators.decoder_layer.swiglu import geglu, geglu_reference, swiglu, swiglu_reference
 
@@ -176,9 +176,18 @@ def _layer_cases(context: Context) -> Iterator[Case]:
     """More rows than one program's share of the sums of a norm, and sizes that fill no block."""
     rows, width, (heads, key_heads, size) = (9, 40, (3, 1, 12)) if context.dry else (3001, 1000, (14, 2, 80))
     made = partial(_random, context)
-    yield Case("rms_norm", [made(rows, width), made(width)], lambda *given: [rms_norm(*given, 1e-6)], lambda *given: [_norm(*given)], _BOTH)
     yield Case(
-        "rms_norm of heads", [made(rows, heads, 64), made(64)], lambda *given: [rms_norm(*given, 1e-6)], lambda *given: [_norm(*given)]
+        "rms_norm",
+        [made(rows, width), made(width)],
+        lambda *given: [rms_norm(*given, 1e-6)],
+        lambda *given: [rms_norm_reference(*given, 1e-6)],
+        _BOTH,
+    )
+    yield Case(
+        "rms_norm of heads",
+        [made(rows, heads, 64), made(64)],
+        lambda *given: [rms_norm(*given, 1e-6)],
+        lambda *given: [rms_norm_reference(*given, 1e-6)],
     )
     yield Case("swiglu", [made(rows, 2 * width)], lambda both: [swiglu(both)], lambda both: [swiglu_reference(both)], _BOTH)
     angles = made(rows, size // 2, scale=3.0)
@@ -201,7 +210,9 @@ def _layer_cases(context: Context) -> Iterator[Case]:
 
     def normed_and_turned(qkv: Tensor, query: Tensor, key: Tensor) -> Turned:
         parts = qkv.split_with_sizes([heads, key_heads, key_heads], dim=1)
-        return turned(rotary_reference)(torch.cat((_norm(parts[0], query), _norm(parts[1], key), parts[2]), dim=1))
+        return turned(rotary_reference)(
+            torch.cat((rms_norm_reference(parts[0], query, 1e-6), rms_norm_reference(parts[1], key, 1e-6), parts[2]), dim=1)
+        )
 
     yield Case(
         "normed_rotary",
@@ -239,7 +250,7 @@ def _invariant_cases(context: Context) -> Iterator[Case]:
         "invariant_rms_norm",
         [made(rows, inner), made(inner)],
         lambda *given: [ops.invariant_rms_norm(*given, 1e-6)],
-        lambda *given: [_norm(*given)],
+        lambda *given: [rms_norm_reference(*given, 1e-6)],
     )
     yield Case(
         "invariant_swiglu",
@@ -255,16 +266,10 @@ def _invariant_cases(context: Context) -> Iterator[Case]:
     )
 
 
-def _norm(x: Tensor, weight: Tensor) -> Tensor:
-    """In float32 at least."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
-
-
 def _norm_in_float32(x: Tensor, weight: Tensor, offset: float) -> Tensor:
     """As Gemma's norms, with offset 1, and OLMo's: rounded once."""
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return ((offset + weight.to(wide.dtype)) * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6))).to(x.dtype)
+    return rms_norm_reference(wide, offset + weight.to(wide.dtype), 1e-6).to(x.dtype)
 
 
 def _check_draws(context: Context) -> None:

@@ -16,7 +16,7 @@ from gradbus.formats.model_config import read_model_config
 from gradbus.formats.model_weights import check_weights, refuse_other_head
 from gradbus.formats.transformers_families import TransformersFamily
 from gradbus_kernels.models.decoder import CausalLM
-from gradbus_kernels.models.files import check_complete, check_stored, parts, stored_tensors
+from gradbus_kernels.models.files import are_equal, check_complete, check_stored, stored_tensors
 from gradbus_kernels.models.language_model import LanguageModel
 from gradbus_kernels.models.loading import loading
 from gradbus_kernels.models.mixture.experts import MixtureOfExperts
@@ -72,7 +72,7 @@ def checked_tensors(model: CausalLM, folder: Path) -> Iterator[tuple[str, torch.
         if model.config.tied and name in {embedding, head}:
             tied[name] = tensor
     check_complete(shapes.keys() - seen)
-    if head in tied and not _equal(tied[head], tied[embedding], dtype):
+    if head in tied and not are_equal(tied[head], tied[embedding], dtype):
         refuse_other_head()
 
 
@@ -96,12 +96,6 @@ def _fill(model: CausalLM, folder: Path) -> None:
     parameters = dict(model.named_parameters())
     for name, tensor in checked_tensors(model, folder):
         parameters[name].copy_(tensor)
-
-
-def _equal(one: torch.Tensor, other: torch.Tensor, dtype: torch.dtype) -> bool:
-    return one.shape == other.shape and all(
-        torch.equal(left.to(dtype), right.to(dtype)) for left, right in zip(parts(one), parts(other), strict=True)
-    )
 
 
 def snapshot(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Size, Tensor, split
 
@@ -56,6 +57,13 @@ def check_complete(missing: Collection[str]) -> None:
     """Raises ModelError if places of a model got no stored tensor."""
     if missing:
         raise ModelError(f"the weights lack {', '.join(sorted(missing)[:5])}; copy the whole model folder")
+
+
+def are_equal(one: Tensor, other: Tensor, dtype: torch.dtype) -> bool:
+    """Whether two stored tensors are the same in `dtype`."""
+    return one.shape == other.shape and all(
+        left.to(dtype).equal(right.to(dtype)) for left, right in zip(parts(one), parts(other), strict=True)
+    )
 
 
 def parts(tensor: Tensor) -> tuple[Tensor, ...]:

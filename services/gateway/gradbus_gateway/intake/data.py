@@ -18,7 +18,7 @@ from gradbus.objects import ObjectStore
 from gradbus.objects.folder import partial_folder
 from gradbus.spec import DataSpec, RowColumns, Sources
 from gradbus_gateway.intake.check_turns import CheckTurns
-from gradbus_gateway.intake.server_paths import allowed_paths, under_roots
+from gradbus_gateway.intake.server_paths import allowed_paths, link_fault, under_roots
 from gradbus_gateway.settings import GatewaySettings
 
 _AT_A_TIME: Final = 2
@@ -226,7 +226,7 @@ def _files_under(source: str, roots: Sequence[Path]) -> list[DatasetFile] | None
     for file in data_files(path):
         found = under_roots(str(file), roots)
         if found is None:
-            raise DatasetError(f"{file.name} is a symbolic link out of the server's roots; put the file itself there")
+            raise DatasetError(link_fault(file))
         files.append(DatasetFile(file.name, found))
     return files
 

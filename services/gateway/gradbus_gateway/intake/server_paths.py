@@ -19,6 +19,11 @@ def under_roots(given: str, roots: Sequence[Path]) -> Path | None:
     return None
 
 
+def link_fault(file: Path) -> str:
+    """What is said of a file below the roots that `under_roots` does not find."""
+    return f"{file.name} is a symbolic link out of the server's roots; put the file itself there"
+
+
 def allowed_paths(roots: Sequence[Path]) -> str:
     """The part of a fault that says which paths are allowed, without those of the server."""
     where = "a path below a root of the server" if roots else "no path of the server, which has no roots (GRADBUS_MODEL_ROOTS)"

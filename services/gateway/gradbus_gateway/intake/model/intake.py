@@ -23,7 +23,7 @@ from gradbus_gateway.intake.model.hub import Hub, is_hub_id
 from gradbus_gateway.intake.model.outline import TOKENIZER_CONFIG, write_outline
 from gradbus_gateway.intake.model.scoring_head import is_reward_model, with_scoring_head
 from gradbus_gateway.intake.model.tied_head import check_stored_head
-from gradbus_gateway.intake.server_paths import allowed_paths, under_roots
+from gradbus_gateway.intake.server_paths import allowed_paths, link_fault, under_roots
 from gradbus_gateway.intake.uploads import store_path
 from gradbus_gateway.settings import GatewaySettings
 
@@ -155,7 +155,7 @@ def _refuse_links_out(folder: Path, roots: Sequence[Path]) -> None:
     for entry in folder.iterdir():
         used = entry.name in STORED_NAMES or entry.name.endswith(".safetensors")
         if used and entry.is_symlink() and under_roots(str(entry), roots) is None:
-            raise ModelError(f"{entry.name} is a symbolic link out of the server's roots; put the file itself there")
+            raise ModelError(link_fault(entry))
 
 
 def _inspect(folder: Path, most: int, kind: FolderKind) -> tuple[ModelInfo, ModelConfig | None, NamePlan | None]:

@@ -20,6 +20,7 @@ from gradbus.formats.frozen import frozen_names
 from gradbus.formats.model_config import ModelConfig, redundant_shapes, tensor_shapes
 from gradbus.formats.safetensors import check_tensors, refuse_tensors
 from gradbus_kernels.models.device_memory import device_in_use
+from gradbus_kernels.models.files import are_equal
 from gradbus_kernels.models.mixture.routing import Routing, read_corrections
 from gradbus_kernels.operators.batch_invariant.matmul import WIDTH
 from gradbus_kernels.weights.digest import digest_in_order
@@ -270,15 +271,12 @@ def read_tensors(
         found |= tensors
     for name in found.keys() & redundant.keys():
         same = redundant[name]
-        if same is None or (same in found and _equal(found[name], found[same])):
+        if same is None or (
+            same in found and are_equal(found[name], found[same], torch.promote_types(found[name].dtype, found[same].dtype))
+        ):
             del found[name]
     check_tensors(found, shapes)
     return found
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-    wide = torch.promote_types(one.dtype, other.dtype)
-    return torch.equal(one.to(wide), other.to(wide))
 
 
 def _load(file: Path) -> dict[str, Tensor]:
