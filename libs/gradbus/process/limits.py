@@ -20,10 +20,30 @@ from gradbus.telemetry import get_logger
 
 _log = get_logger(__name__)
 _CHECKS: Final = 8
-"""Signs of life within the time limit."""
+"""Turns of the loop, and looks at their count, within the time limit."""
 _LAST_RESORT: Final = 1.5
 """Part of the time limit after which the interpreter ends the process without the watching thread."""
 _RSS: Final = "RssAnon:"
+
+
+class LoopTurns:
+    """Turns of an event loop, counted by the loop and looked at by a thread. None is lost, whenever it falls: a count is never reset."""
+
+    def __init__(self) -> None:
+        self._turns = 0
+        self._seen = -1
+        self._missed = 0
+
+    def count(self) -> None:
+        """Says that the loop has turned."""
+        self._turns += 1
+
+    def missed(self) -> int:
+        """How many looks in a row, this one included, have found no new turn."""
+        turns = self._turns  # read once: a turn that comes now is new to the next look
+        self._missed = self._missed + 1 if turns == self._seen else 0
+        self._seen = turns
+        return self._missed
 
 
 async def end_if_frozen(ready: asyncio.Event, seconds: float) -> None:
@@ -33,25 +53,23 @@ async def end_if_frozen(ready: asyncio.Event, seconds: float) -> None:
     thread too: then the interpreter itself writes the stacks, as plain text, and ends the process.
     """
     await ready.wait()
-    alive, over = threading.Event(), threading.Event()
+    turns, over = LoopTurns(), threading.Event()
     watch = contextvars.copy_context().run  # the log line names the service
-    threading.Thread(target=watch, args=(_end_without_sign_of_life, alive, over, seconds), name="frozen", daemon=True).start()
+    threading.Thread(target=watch, args=(_end_without_turns, turns, over, seconds), name="frozen", daemon=True).start()
     try:
         while True:
             faulthandler.dump_traceback_later(_LAST_RESORT * seconds, exit=True)
-            alive.set()
+            turns.count()
             await asyncio.sleep(seconds / _CHECKS)
     finally:
         over.set()
         faulthandler.cancel_dump_traceback_later()
 
 
-def _end_without_sign_of_life(alive: threading.Event, over: threading.Event, seconds: float) -> None:
+def _end_without_turns(turns: LoopTurns, over: threading.Event, seconds: float) -> None:
     """Many short waits, and not one long one: a process that was stopped and continued as a whole has missed one of them."""
-    missed = 0
-    while missed < _CHECKS and not over.is_set():
-        missed = 0 if alive.wait(seconds / _CHECKS) else missed + 1
-        alive.clear()
+    while turns.missed() < _CHECKS and not over.is_set():
+        over.wait(seconds / _CHECKS)
     if not over.is_set():
         _log.critical("event_loop_frozen", seconds=seconds, stacks=_stacks())
         os._exit(1)
