@@ -18,6 +18,10 @@ HEADS: Final = ("lm_head.weight", "embed_out.weight", "language_model.lm_head.we
 """What families call the head."""
 _NEVER_READ: Final = (".rotary_emb.inv_freq", ".masked_bias")
 """Ends of the names of tensors that older folders store and no forward reads."""
+_EMBEDDINGS: Final = ("emb", "wte", "shared")
+"""Parts of the names that families give the embedding."""
+_MOST_COMPARED: Final = 8
+"""Tensors that are compared with a tied head: each comparison may read a whole file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +30,10 @@ class TiedHead:
 
     head: StoredTensor
     embeddings: tuple[StoredTensor, ...]
-    """Tensors of the head's shape, one of which is the embedding: what it is called in other families, transformers alone knows."""
+    """Tensors of the head's shape, one of which is the embedding: what it is called in other families, transformers alone knows.
+
+    The first _MOST_COMPARED of them, those before the others whose name is like an embedding's.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +118,9 @@ def _tied_head(heads: Collection[str], found: Mapping[str, StoredTensor], traine
         return None
     head = found[min(heads)]
     _refuse_quantised({name: found[name] for name in heads})
-    return TiedHead(head, tuple(tensor for tensor in trained.values() if tensor.shape == head.shape))
+    same_shape = [name for name, tensor in trained.items() if tensor.shape == head.shape]
+    likely = sorted(same_shape, key=lambda name: not any(part in name for part in _EMBEDDINGS))
+    return TiedHead(head, tuple(trained[name] for name in likely[:_MOST_COMPARED]))
 
 
 def _is_never_read(name: str, shape: tuple[int, ...]) -> bool:

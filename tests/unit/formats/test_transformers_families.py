@@ -246,3 +246,11 @@ def test_a_tied_head_is_one_of_the_matrices_of_its_shape(write):
     (folder / "model.safetensors").write_bytes(content)
     with pytest.raises(ModelError, match=r"a head of their own but config.json ties it; set tie_word_embeddings to false"):
         check_tied_head(read_name_plan(folder))
+
+
+def test_the_embedding_is_found_among_many_matrices_of_its_shape_and_few_are_read(write):
+    many = {f"h.{layer}.mlp.c_fc.weight": ("F32", (16, 2)) for layer in range(1000)}
+    folder = write(GPT2, **many, **{"lm_head.weight": ("F32", (16, 2)), "wte.weight": ("F32", (16, 2))})
+    plan = read_name_plan(folder)
+    assert plan.tied_head.embeddings[0] == plan.trained["wte.weight"]
+    assert len(plan.tied_head.embeddings) < 10
