@@ -16,7 +16,7 @@ import torch
 from rows import PROMPT
 from version import VERSION
 
-from gradbus.process.allocator import keep_freed_memory
+from gradbus.memory.allocator import keep_freed_memory
 from gradbus.spec import RunSpec
 from gradbus_rollout.engines.base import PromptGroup
 from gradbus_rollout.engines.torch import TorchEngine, TorchEngineConfig

@@ -15,6 +15,7 @@ from gradbus.formats.hf_model import transformers_family
 from gradbus.formats.model_config import read_model_config
 from gradbus.formats.model_weights import check_weights, refuse_other_head
 from gradbus.formats.transformers_families import TransformersFamily
+from gradbus.memory.resident import importing
 from gradbus_kernels.models.decoder import CausalLM
 from gradbus_kernels.models.files import are_equal, check_complete, check_stored, stored_tensors
 from gradbus_kernels.models.language_model import LanguageModel
@@ -86,7 +87,8 @@ def correct_routers(model: _Model, folder: Path, device: torch.device) -> _Model
 def _load_by_transformers(folder: Path, family: TransformersFamily, dtype: torch.dtype, device: str) -> LanguageModel:
     if find_spec("transformers") is None:
         raise ModelError(f"{family.architecture} is computed by transformers, which is not installed here; install gradbus[families]")
-    from gradbus_kernels.models.fallback.loading import load_transformers_lm  # noqa: PLC0415 - transformers takes seconds and is for these families alone
+    with importing("gradbus_kernels.models.fallback.loading"):
+        from gradbus_kernels.models.fallback.loading import load_transformers_lm  # noqa: PLC0415 - transformers takes seconds and is for these families alone
 
     return load_transformers_lm(folder, family, dtype, device)
 

@@ -1,6 +1,6 @@
 """What glibc keeps of memory that a trainer on a CPU has freed.
 
-Tensors of less than 32 MiB lie side by side in one heap (`gradbus.process.allocator`). Between those that a forward pass keeps stand
+Tensors of less than 32 MiB lie side by side in one heap (`gradbus.memory.allocator`). Between those that a forward pass keeps stand
 others that are freed at once, and not every later tensor fits into their places. Page faults instead would take half as long as the step.
 """
 

@@ -23,7 +23,7 @@ _AS_A_SERVICE: Final = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
 }
-"""One thread, and memory that is freed stays with the process: see `gradbus.process.allocator`."""
+"""One thread, and memory that is freed stays with the process: see `gradbus.memory.allocator`."""
 _SECONDS: Final = 120.0
 Rates = Mapping[str, Any]
 """Numbers, or numbers by dtype: see `gradbus_kernels.cpu_speed.measure`."""

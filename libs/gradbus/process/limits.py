@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import faulthandler
-import gc
 import os
 import resource
 import sys
 import threading
 import traceback
-from pathlib import Path
 from typing import Final
 
 from gradbus.errors import RestartNeededError, SettingsError
-from gradbus.process.allocator import trim_memory
+from gradbus.memory.resident import code_bytes, return_memory
 from gradbus.telemetry import get_logger
 
 _log = get_logger(__name__)
@@ -23,7 +21,6 @@ _CHECKS: Final = 8
 """Turns of the loop, and looks at their count, within the time limit."""
 _LAST_RESORT: Final = 1.5
 """Part of the time limit after which the interpreter ends the process without the watching thread."""
-_RSS: Final = "RssAnon:"
 
 
 class LoopTurns:
@@ -99,7 +96,7 @@ def check_threads(threads: int, field: str) -> None:
 
 
 class IdleMemory:
-    """What a worker holds without a run; what it holds beyond that, once its run is over, is the run's."""
+    """What a worker holds without a run; what it holds beyond that and its code, once its run is over, is the run's."""
 
     def __init__(self, most_leftover: int) -> None:
         self._most_leftover = most_leftover
@@ -107,20 +104,11 @@ class IdleMemory:
 
     def check(self) -> None:
         """Returns freed memory to the system. Raises RestartNeededError if too much is left: only the end of the process frees that."""
-        leftover = return_memory() - self._idle
-        _log.info("memory_returned", idle_bytes=self._idle, leftover_bytes=leftover)
+        code = code_bytes()
+        leftover = return_memory() - self._idle - code
+        _log.info("memory_returned", idle_bytes=self._idle, code_bytes=code, leftover_bytes=leftover)
         if leftover > self._most_leftover:
             raise RestartNeededError(
                 f"{leftover / 1e6:.0f} MB of a run that is over are left, at most {self._most_leftover / 1e6:.0f} MB may be "
                 "(GRADBUS_LEFTOVER_MEMORY); the worker ends: start it again"
             )
-
-
-def return_memory() -> int:
-    """Bytes that this process holds after it has returned what is free; 0 where that is not known."""
-    if sys.platform != "linux":
-        return 0
-    gc.collect()
-    trim_memory()
-    status = Path("/proc/self/status").read_text()
-    return next((int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(_RSS)), 0)

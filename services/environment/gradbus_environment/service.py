@@ -12,8 +12,8 @@ import grpc
 
 from gradbus import crash_points
 from gradbus.errors import UserCodeError
+from gradbus.memory.resident import return_memory
 from gradbus.process import Process
-from gradbus.process.limits import return_memory
 from gradbus.rpc import LiveCallers, RpcServer
 from gradbus.telemetry import get_logger
 from gradbus.v1 import environment_service_pb2 as pb

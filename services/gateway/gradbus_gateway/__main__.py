@@ -9,8 +9,8 @@ import sys
 def main() -> int:
     """Parses the arguments, then builds and runs."""
     argparse.ArgumentParser(prog="python -m gradbus_gateway", description=__doc__).parse_args()
+    from gradbus.memory.allocator import share_arenas
     from gradbus.process import read_settings, run_process
-    from gradbus.process.allocator import share_arenas
     from gradbus_gateway.service import serve
     from gradbus_gateway.settings import GatewaySettings
 

@@ -16,8 +16,8 @@ from gradbus.aio.tasks import background
 from gradbus.buffer import open_buffer
 from gradbus.bus import Buckets, Bus
 from gradbus.control.condemned import CondemnedBlobs
+from gradbus.memory.allocator import trim_memory
 from gradbus.process import Process
-from gradbus.process.allocator import trim_memory
 from gradbus.process.listener import BACKLOG, listen
 from gradbus.process.tls_listener import TlsListener
 from gradbus.rpc import open_channel

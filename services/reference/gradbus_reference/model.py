@@ -21,9 +21,9 @@ from gradbus.control.runs import RunRecord
 from gradbus.errors import ModelError, first_line
 from gradbus.formats.frozen import frozen_names
 from gradbus.formats.tokens import ID_DTYPE, LOGPROB_DTYPE
+from gradbus.memory.resident import return_memory
 from gradbus.objects import ObjectStore, materialise
 from gradbus.objects.folder import partial_folder
-from gradbus.process.limits import return_memory
 from gradbus.spec import LoraSpec, ModelSpec, RewardModelSpec, RunSpec, TeacherSpec
 from gradbus.telemetry import get_logger
 from gradbus_kernels.models.causal_lm import head_inputs, load_causal_lm, load_weights, packed_logprobs

@@ -12,8 +12,8 @@ from typing import Any
 import grpc
 
 from gradbus.errors import UserCodeError
+from gradbus.memory.resident import return_memory
 from gradbus.process import Process
-from gradbus.process.limits import return_memory
 from gradbus.rpc import RpcServer
 from gradbus.spec import split_service
 from gradbus.telemetry import get_logger

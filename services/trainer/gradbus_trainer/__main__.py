@@ -19,8 +19,8 @@ def main() -> int:
         prog="gradbus_trainer",
         description="Train the runs this worker is assigned to, alone or as the ranks of torchrun. Settings: GRADBUS_* variables.",
     ).parse_args()
+    from gradbus.memory.allocator import share_arenas
     from gradbus.process import read_settings
-    from gradbus.process.allocator import share_arenas
     from gradbus_trainer.settings import Settings, TorchrunRank, choose_accelerator, end_with_launcher
 
     share_arenas(1)  # only the first arena returns the free memory at its end, and a learner's is large

@@ -8,7 +8,7 @@ import pytest
 
 PROGRAM = """
 import ctypes, sys, threading
-from gradbus.process.allocator import share_arenas
+from gradbus.memory.allocator import share_arenas
 
 if sys.argv[1:]:
     share_arenas(int(sys.argv[1]))

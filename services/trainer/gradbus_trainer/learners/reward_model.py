@@ -11,7 +11,7 @@ import torch
 
 from gradbus.algorithms import Coefficients
 from gradbus.errors import TrainingError
-from gradbus.process.allocator import keep_freed_memory
+from gradbus.memory.allocator import keep_freed_memory
 from gradbus.spec import RunSpec
 from gradbus.v1.weights_pb2 import VersionProbe
 from gradbus_kernels.models.causal_lm import load_weights

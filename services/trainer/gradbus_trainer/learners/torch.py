@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from gradbus.algorithms import Coefficients, learner_computes_reference
 from gradbus.errors import SettingsError
-from gradbus.process.allocator import keep_freed_memory
+from gradbus.memory.allocator import keep_freed_memory
 from gradbus.spec import RunSpec
 from gradbus.v1.weights_pb2 import VersionProbe
 from gradbus_kernels.models.causal_lm import head_inputs, load_causal_lm, load_weights, packed_logprobs

@@ -5,7 +5,7 @@ import sys
 
 FREES = """
 import psutil
-from gradbus.process.allocator import trim_memory
+from gradbus.memory.allocator import trim_memory
 
 blocks = [bytearray(4096) for _ in range(40_000)]
 held = psutil.Process().memory_info().rss

@@ -5,7 +5,7 @@ import sys
 
 PROGRAM = """
 import ctypes, resource, torch
-from gradbus.process.allocator import keep_freed_memory
+from gradbus.memory.allocator import keep_freed_memory
 torch.set_num_threads(1)
 keep_freed_memory()
 
