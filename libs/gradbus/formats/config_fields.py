@@ -24,8 +24,13 @@ _MOST: Final[tuple[tuple[str, float], ...]] = (
     *((part, _MAX_COUNT) for part in ("layer", "experts", "expert_num", "head_dim", "attention_types")),
 )
 """Parts of fields' names, of which the first counts, and the largest whole number under such a name and length of such a list."""
-_LAYERS: Final = frozenset({"num_hidden_layers", "n_layer", "n_layers", "num_layers"})
-"""What families call the number of their layers."""
+_AT_LEAST_ONE: Final = frozenset(
+    {
+        *("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_attention_heads", "num_heads", "n_head", "n_heads"),
+        *("hidden_size", "d_model", "n_embd", "chunk_size"),
+    }
+)
+"""What families call the number of their layers and heads, and the sizes of both and of a chunk."""
 _NOT_COMPUTED: Final = ("per_layer_config",)
 
 
@@ -51,7 +56,7 @@ def _check_count(name: str, value: object, most: float) -> None:
             raise ModelError(f"config.json has {len(value)} values in {name}, at most {most} are taken; choose another model")
         for part in value:
             _check_count(name, part, most)
-    elif isinstance(value, int) and (abs(value) > most or (name in _LAYERS and value < 1)):
+    elif isinstance(value, int) and (abs(value) > most or (name in _AT_LEAST_ONE and value < 1)):
         raise ModelError(f"config.json has {name} = {reprlib.repr(value)}; it must be a whole number above 0 and at most {most}")
 
 

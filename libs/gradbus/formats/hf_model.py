@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 import re
@@ -215,8 +216,11 @@ def _without_waiting(path: str, flags: int) -> int:
 
 def refuse_quantised(config: Mapping[str, object]) -> None:
     """Raises ModelError if config.json says that the weights are quantised."""
-    if stated := config.get("quantization_config"):
-        method = stated.get("quant_method") if isinstance(stated, dict) else stated
+    stated = config.get("quantization_config")
+    if not isinstance(stated, dict | None):
+        raise ModelError(f"config.json has quantization_config = {reprlib.repr(stated)}; remove it, or take the model's own file")
+    if stated:
+        method = stated.get("quant_method")
         raise ModelError(
             f"config.json says that the weights are quantised (quantization_config: {reprlib.repr(method)}), which are not trained; load "
             "the model with transformers (mxfp4 with Mxfp4Config(dequantize=True), else call `dequantize()`), save it in bfloat16 with "
@@ -238,6 +242,9 @@ def _architecture(config: Mapping[str, object]) -> object:
 def _family(config: Mapping[str, object]) -> Family:
     architecture = _architecture(config)
     family = family_of_architecture(architecture) or transformers_family_of(architecture)
+    if architecture is None:
+        named = _LONGER.repr(config.get("architectures"))
+        raise ModelError(f"config.json has architectures = {named}; it must be a list of one name, of a family in docs/families.md")
     if family is None:
         allowed = ", ".join(family.architecture for family in MODEL_FAMILIES.values())
         code = "; the code that it names is never run" if config.get("auto_map") else ""
@@ -273,6 +280,8 @@ def _before_long_factors(fields: Mapping[str, object], longest: int) -> int:
 
 
 def _parse_object(data: bytes, what: str) -> dict[str, object]:
+    if data.startswith(codecs.BOM_UTF8):
+        raise ModelError(f"{what} begins with a byte order mark, which transformers does not read; save it as UTF-8 without one")
     try:
         value = parse_json(data, MAX_TENSORS + _SMALL_INDEX if what == INDEX else _MAX_VALUES, constant=_transformers_constant)
     except ValueError as error:

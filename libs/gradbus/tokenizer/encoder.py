@@ -323,19 +323,27 @@ def _rest(text: str, beginning: str, where: str) -> str:
 
 
 def _loaded(folder: Path) -> Any:
-    from huggingface_hub.errors import StrictDataclassError  # noqa: PLC0415 - see below
     from transformers import AutoTokenizer  # noqa: PLC0415 - the fork server has imported it without torch
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
         _leave_nothing_to_chance(tokenizer)
         return tokenizer
-    except StrictDataclassError as error:  # of the model's configuration, which says what class the tokenizer has
-        raise ModelFileError(CONFIG, f"transformers does not take it ({cause_of(error)}); correct the field") from error
     except BaseException as error:
+        _refuse_config(folder)
         raise ModelFileError(
             TOKENIZER, f"the tokenizer cannot be loaded ({cause_of(error)}); save it again with `save_pretrained`"
         ) from error
+
+
+def _refuse_config(folder: Path) -> None:
+    """Raises ModelFileError if it is the model's configuration that transformers does not take: it says what class the tokenizer has."""
+    from transformers import AutoConfig  # noqa: PLC0415 - the fork server has imported it without torch
+
+    try:
+        AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    except BaseException as error:
+        raise ModelFileError(CONFIG, f"transformers does not take it ({cause_of(error)}); correct the field") from error
 
 
 def _leave_nothing_to_chance(tokenizer: Any) -> None:

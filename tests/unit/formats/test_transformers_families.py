@@ -1,5 +1,6 @@
 """A folder of a family that transformers computes is checked without torch and transformers, by config.json and headers."""
 
+import codecs
 import json
 import math
 import os
@@ -254,3 +255,22 @@ def test_the_embedding_is_found_among_many_matrices_of_its_shape_and_few_are_rea
     plan = read_name_plan(folder)
     assert plan.tied_head.embeddings[0] == plan.trained["wte.weight"]
     assert len(plan.tied_head.embeddings) < 10
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"quantization_config": False}, r"has quantization_config = False; remove it"),
+        *(({"architectures": named}, r"it must be a list of one name") for named in ("GPT2LMHeadModel", None, [], ["GPT2LMHeadModel"] * 2)),
+    ],
+)
+def test_a_field_of_another_type_is_named(write, change, message):
+    with pytest.raises(ModelError, match=message):
+        check_model_folder(write(GPT2 | change, "wte.weight"))
+
+
+def test_a_byte_order_mark_is_refused_because_transformers_does_not_read_it(write):
+    folder = write(GPT2, "wte.weight")
+    (folder / "config.json").write_bytes(codecs.BOM_UTF8 + (folder / "config.json").read_bytes())
+    with pytest.raises(ModelError, match=r"config\.json begins with a byte order mark, .* save it as UTF-8 without one"):
+        check_model_folder(folder)

@@ -28,14 +28,23 @@ class _Row:
 
 @torch.no_grad()
 def check_forward(model: TransformersLM) -> None:
-    """Raises ModelError if log-probabilities of two short texts in one batch differ from those of each alone, by the whole network."""
+    """Raises ModelError if log-probabilities of two short texts in one batch differ from those of each alone, by the whole network.
+
+    The latter must be finite: else the folder is at fault.
+    """
     draw = np.random.default_rng(0).integers
     rows = [_Row(*np.split(draw(0, model.vocab_size, length).astype(np.int32), [2])) for length in _LENGTHS]
     batch = model.pack(rows)
     hidden = model(batch).index_select(0, batch.selected)
     temperature = model.tempered(1.0)
     found = linear_logprob(hidden, model.head_weight, batch.targets, temperature=temperature, entropy=False, allow_nan=True).logprobs
-    error = float((found - torch.cat([_alone(model, row) for row in rows])).abs().max())
+    expected = torch.cat([_alone(model, row) for row in rows])
+    if not bool(expected.isfinite().all()):
+        raise ModelError(
+            f"{model.family.architecture} has log-probabilities that are not finite, by transformers {transformers.__version__} too; "
+            "correct config.json or the weights, or take the model's own files"
+        )
+    error = float((found - expected).abs().max())
     bound = _BOUNDS.get(hidden.dtype, _BOUNDS[torch.float32])
     if not error <= bound:
         who = f"by Gradbus than by transformers {transformers.__version__}"

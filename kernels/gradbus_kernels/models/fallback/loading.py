@@ -13,7 +13,7 @@ import transformers
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from gradbus.errors import ModelError
+from gradbus.errors import ModelError, first_line
 from gradbus.formats.hf_model import CONFIG, positive, read_object, stated_context
 from gradbus.formats.model_weights import HEADS, read_name_plan, refuse_other_head
 from gradbus.formats.transformers_families import TransformersFamily
@@ -38,7 +38,7 @@ def load_transformers_lm(folder: Path, family: TransformersFamily, dtype: torch.
     packed = family.is_packed(read_object(folder / CONFIG))
     plan = read_name_plan(folder)
     with _quiet():
-        with at_most_parameters(len(plan.trained) + len(plan.frozen)):
+        with at_most_parameters(len(plan.trained) + len(plan.frozen)), _building(family.text_config(read_object(folder / CONFIG))):
             network = _without_memory(text_configuration(folder, family), packed, dtype)
         _check_sizes(network, family.text_config(read_object(folder / CONFIG)))
         names = stored_names(network, {name: tensor.shape for name, tensor in plan.trained.items()}, plan.frozen)
@@ -48,6 +48,20 @@ def load_transformers_lm(folder: Path, family: TransformersFamily, dtype: torch.
         model = TransformersLM(family, network, names, packed)
         check_forward(model)
     return model
+
+
+@contextmanager
+def _building(stated: Mapping[str, Any]) -> Iterator[None]:
+    """Raises ModelError for what transformers raises for a configuration that it does not take, with the fields that may be the cause."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        wrong = 0 if isinstance(error, ZeroDivisionError) else error.args[0] if isinstance(error, KeyError) else None
+        fields = ", ".join(name for name, value in stated.items() if wrong is not None and type(value) is type(wrong) and value == wrong)
+        raise ModelError(
+            f"transformers {transformers.__version__} makes no model of config.json ({type(error).__name__}: {first_line(error)}); "
+            f"correct {fields or 'the field'} there, or take the model's own file"
+        ) from error
 
 
 def _without_memory(config: PreTrainedConfig, packed: bool, dtype: torch.dtype) -> Any:

@@ -107,10 +107,12 @@ def test_a_chat_template_that_fails_is_refused_by_its_file(submit, tmp_path, tem
         ("tokenizer.json", NESTED, "cannot be loaded"),
         ("tokenizer.json", '{"model": ' + NESTED + "}", "cannot be loaded"),
         ("tokenizer.json", "{}", "cannot be loaded"),
+        ("config.json", {"layer_types": [["x"], "y"]}, "transformers does not take it"),
     ],
 )
 def test_a_file_that_cannot_be_read_is_refused_by_its_name(submit, tmp_path, name, content, cause):
-    (tmp_path / "model" / name).write_text(content)
+    changed = tmp_path / "model" / name
+    changed.write_text(content if isinstance(content, str) else json.dumps(json.loads(changed.read_text()) | content))
     ((path, message),) = faults(submit())
     assert path == f"model.files.{name}"
     assert cause in message

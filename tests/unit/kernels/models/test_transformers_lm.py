@@ -70,6 +70,12 @@ def change(folder, config=(), tensors=(), without=()):
         ({"config": {"quantization_config": {"quant_method": "fp8"}}}, r"weights are quantised \(quantization_config: 'fp8'\)"),
         ({"config": {"n_layer": 1024}}, r"config.json asks for more weights than the 28 tensors of the folder; take files that belong"),
         ({"config": {"rope_parameters": 5}}, r"config.json is none that transformers takes \(.*; save the model again with transformers"),
+        (
+            {"config": {"activation_function": "evil"}},
+            r"makes no model of config.json \(KeyError: 'evil'\); correct activation_function there",
+        ),
+        ({"config": {"n_head": 0}}, r"config.json has n_head = 0; it must be a whole number above 0"),
+        ({"config": {"n_head": 3}}, r"makes no model of config.json \(ValueError: .*; correct the field there"),
         ({"config": {"vocab_size": 16}}, r"1 tensors have other shapes than config.json asks for"),
         ({"config": {"num_layers": 10**9}}, r"config.json has num_layers = 1000000000; it must be a whole number above 0 and at most 1024"),
     ],
@@ -77,6 +83,14 @@ def change(folder, config=(), tensors=(), without=()):
 def test_a_folder_that_is_not_the_model_is_refused_before_anything_is_allocated(folder, unallocated, changes, message):
     change(folder, **changes)
     with pytest.raises(ModelError, match=message):
+        load_causal_lm(folder)
+
+
+def test_numbers_that_are_not_finite_are_a_fault_of_the_folder(folder):
+    change(folder, config={"layer_norm_epsilon": -1e30})
+    with pytest.raises(
+        ModelError, match=r"log-probabilities that are not finite, by transformers .* too; correct config.json or the weights"
+    ):
         load_causal_lm(folder)
 
 
@@ -129,7 +143,7 @@ def test_labels_of_a_classifier_and_what_changes_outputs_are_ignored(folder):
 
 def test_what_transformers_says_of_a_wrong_configuration_is_not_logged(folder, capfd):
     change(folder, {"to_dict": 1, "use_return_dict": ["a long secret"]})
-    with pytest.raises(ModelError, match="the model cannot be loaded"):
+    with pytest.raises(ModelError, match="makes no model of config.json"):
         load_causal_lm(folder)
     assert "secret" not in "".join(capfd.readouterr())
 
