@@ -143,7 +143,7 @@ def test_labels_of_a_classifier_and_what_changes_outputs_are_ignored(folder):
 
 def test_what_transformers_says_of_a_wrong_configuration_is_not_logged(folder, capfd):
     change(folder, {"to_dict": 1, "use_return_dict": ["a long secret"]})
-    with pytest.raises(ModelError, match="makes no model of config.json"):
+    with pytest.raises(ModelError, match=r"makes no model of config\.json"):
         load_causal_lm(folder)
     assert "secret" not in "".join(capfd.readouterr())
 
