@@ -25,8 +25,6 @@ from gradbus_kernels.models.mixture.routing import read_corrections
 from gradbus_kernels.models.packing import TokenSequence
 from gradbus_kernels.operators import linear_logprob
 
-_HEAD = "lm_head.weight"
-_EMBEDDING = "embed_tokens.weight"
 _Model = TypeVar("_Model", bound=nn.Module)
 
 
@@ -62,7 +60,7 @@ def checked_tensors(model: CausalLM, folder: Path) -> Iterator[tuple[str, torch.
     """The stored weights of the model, each with its name, one at a time. Raises ModelError for weights that are not the model's."""
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     dtype = model.head_weight.dtype
-    embedding, head = (model.config.family.stored_name(own) for own in (f"model.{_EMBEDDING}", _HEAD))
+    embedding, head = model.config.family.embedding, model.config.family.head
     seen: set[str] = set()
     tied: dict[str, torch.Tensor] = {}
     for name, tensor in stored_tensors(folder):

@@ -13,7 +13,7 @@ from gradbus.formats.rope_config import RopeConfig
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     """Radians by which a position rotates each pair, float32 `[head_dim / 2]`, on the CPU; 0 for pairs that are not rotated."""
-    turned = int(head_dim * rope.partial)
+    turned = rope.turned(head_dim)
     frequencies = torch.zeros(head_dim // 2, dtype=torch.float32, device="cpu")
     frequencies[: (turned + 1) // 2] = _of_pairs(rope, turned)
     return frequencies
@@ -24,7 +24,7 @@ def pair_order(rope: RopeConfig, head_dim: int, neighbours: bool) -> list[int]:
 
     Of the elements that are turned, a pair is i and i + half of them, or two neighbours; the rest follows in its own order.
     """
-    turned = int(head_dim * rope.partial)
+    turned = rope.turned(head_dim)
     first, second = (range(0, turned, 2), range(1, turned, 2)) if neighbours else (range(turned // 2), range(turned // 2, turned))
     middle = (turned + head_dim) // 2
     return [*first, *range(turned, middle), *second, *range(middle, head_dim)]
@@ -58,7 +58,7 @@ def attention_factor(rope: RopeConfig) -> float:
 
 def pair_factors(rope: RopeConfig, head_dim: int) -> float | Tensor:
     """What multiplies cosines and sines: `attention_factor`, or by pair, float32 `[head_dim / 2]`, 1 for pairs that are not rotated."""
-    factor, turned = attention_factor(rope), int(head_dim * rope.partial)
+    factor, turned = attention_factor(rope), rope.turned(head_dim)
     if factor == 1.0 or turned == head_dim:
         return factor
     factors = torch.ones(head_dim // 2, dtype=torch.float32, device="cpu")

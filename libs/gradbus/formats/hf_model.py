@@ -242,15 +242,14 @@ def _architecture(config: Mapping[str, object]) -> object:
 def _family(config: Mapping[str, object]) -> Family:
     architecture = _architecture(config)
     family = family_of_architecture(architecture) or transformers_family_of(architecture)
-    if architecture is None:
-        named = _LONGER.repr(config.get("architectures"))
-        raise ModelError(f"config.json has architectures = {named}; it must be a list of one name, of a family in docs/families.md")
     if family is None:
         allowed = ", ".join(family.architecture for family in MODEL_FAMILIES.values())
+        fault = f"names the architectures {_LONGER.repr(config.get('architectures'))}, which are not supported"
+        if architecture is None:
+            fault = f"has architectures = {_LONGER.repr(config.get('architectures'))}; it must be a list of one name"
         code = "; the code that it names is never run" if config.get("auto_map") else ""
         raise ModelError(
-            f"config.json names the architectures {_LONGER.repr(config.get('architectures'))}, which are not supported{code}; "
-            f"use one of {allowed}, or of the families that transformers computes (docs/families.md)"
+            f"config.json {fault}{code}; use one of {allowed}, or of the families that transformers computes (docs/families.md)"
         )
     if config.get("model_type") != family.model_type:
         raise ModelError(

@@ -234,11 +234,15 @@ def _layer_shapes(config: ModelConfig, experts: ExpertsConfig | None) -> Iterato
 
 
 def _checked(config: ModelConfig) -> ModelConfig:
-    if config.heads % config.kv_heads or config.head_dim % 2:
-        sizes = f"{config.heads} heads of size {config.head_dim} over {config.kv_heads} key-value heads"
+    if config.heads % config.kv_heads:
+        sizes = f"{config.heads} heads over {config.kv_heads} key-value heads"
         raise ModelError(f"config.json asks for {sizes}, which do not divide; save the model again with transformers")
+    if config.head_dim % 2:
+        raise ModelError(
+            f"config.json asks for heads of {config.head_dim} elements, and an odd number makes no pairs; save the model again"
+        )
     for rope in {id(rope): rope for rope in config.ropes if rope}.values():
-        if (turned := int(config.head_dim * rope.partial)) < 2 or turned % 2:
+        if (turned := rope.turned(config.head_dim)) < 2 or turned % 2:
             raise ModelError(f"config.json asks to turn {turned} elements of a head, which make no pairs; save the model again")
         if len(rope.factors) not in (0, turned // 2):
             wrong = f"{len(rope.factors)} numbers in short_factor for {turned // 2} pairs of a head"

@@ -147,6 +147,16 @@ class ModelFamily:
         tied = config.get("tie_word_embeddings")
         return {**MODEL_FAMILIES[kind].defaults, **text, **({} if tied is None else {"tie_word_embeddings": tied})}
 
+    @property
+    def head(self) -> str:
+        """The folder's name of the language model's head."""
+        return self.stored_name("lm_head.weight")
+
+    @property
+    def embedding(self) -> str:
+        """The folder's name of the embedding of tokens."""
+        return self.stored_name("model.embed_tokens.weight")
+
     def stored_name(self, name: str) -> str:
         """The folder's name of a tensor that the decoder calls `name`."""
         return f"{self.prefix}.{name}" if self.prefix else name

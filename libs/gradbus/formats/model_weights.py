@@ -84,9 +84,8 @@ def check_weights(folder: Path, config: ModelConfig, head: Mapping[str, Shape] |
     check_tensors(read, needed | {name: redundant[name] for name in read.keys() & redundant.keys()})
     _refuse_quantised(read | {name: frozen[name] for name in corrections})
     trained = {name: found[name] for name in needed}
-    own_head, embedding = (config.family.stored_name(name) for name in ("lm_head.weight", "model.embed_tokens.weight"))
-    heads = found.keys() & {own_head} if config.tied and head is None else ()
-    return NamePlan(trained, frozen, _tied_head(heads, found, {embedding: trained[embedding]}))
+    heads = found.keys() & {config.family.head} if config.tied and head is None else ()
+    return NamePlan(trained, frozen, _tied_head(heads, found, {config.family.embedding: trained[config.family.embedding]}))
 
 
 def check_vocabulary(plan: NamePlan, vocabulary: int) -> None:

@@ -39,6 +39,10 @@ class RopeConfig:
     query_beta: float = 0.0
     """Queries at position p are multiplied by 1 + beta · log(1 + floor(p / `original_max_position_embeddings`))."""
 
+    def turned(self, head_dim: int) -> int:
+        """How many elements of a head are turned."""
+        return int(head_dim * self.partial)
+
 
 def read_ropes(fields: Mapping[str, Any], family: ModelFamily, kinds: tuple[str, ...]) -> tuple[RopeConfig | None, ...]:
     """The embedding of each layer, whose kinds are as in `layer_types`; None for a layer that turns nothing. Raises ModelError."""

@@ -33,6 +33,8 @@ _FLOATS: Final[Mapping[str, str]] = {"F64": "d", "F32": "f", "BF16": "f", "F16":
 """What `struct` calls a dtype; BF16 is the upper half of a float32."""
 PART_ELEMENTS: Final = 1 << 18
 """Elements of two tensors that are compared at a time."""
+_POINTER: Final = b"version "
+"""How the file begins that a clone without Git LFS has in place of the weights."""
 _VALUES_PER_TENSOR: Final = 10
 _MAX_DIMENSIONS: Final = 8
 _MAX_NUMBER: Final = 1 << 63
@@ -161,7 +163,10 @@ def _header_bytes(file: Path, room: int) -> bytes:
     """The header, at most `room` bytes. Raises ModelError."""
     try:
         with file.open("rb") as stream:
-            length = header_length(stream.read(LENGTH_BYTES))
+            start = stream.read(LENGTH_BYTES)
+            if start == _POINTER:
+                raise _broken(file, "it is a pointer of Git LFS and not the weights: `git lfs pull` in the folder fetches them")
+            length = header_length(start)
             if length > room:
                 raise _broken(file, f"the headers of the weights have more than {MAX_HEADER_BYTES} bytes")
             data = stream.read(length)

@@ -121,7 +121,7 @@ def test_windows_are_those_of_qwen2s_layers(shape_of, fields, windows):
         ({"hidden_size": "wide"}, "must be a whole number above 0"),
         ({"num_hidden_layers": 0}, "must be a whole number above 0"),
         ({"num_key_value_heads": 3}, "do not divide"),
-        ({"head_dim": 7}, "do not divide"),
+        ({"head_dim": 7}, "heads of 7 elements, and an odd number makes no pairs"),
         ({"hidden_act": "gelu"}, "choose another model"),
         ({"quantization_config": {"bits": 4}}, "weights are quantised .* save it in bfloat16 with `save_pretrained`, and give that folder"),
         ({"quantization_config": {"quant_method": "mxfp4"}}, r"quantization_config: 'mxfp4'\).* Mxfp4Config\(dequantize=True\)"),

@@ -225,6 +225,13 @@ def test_a_broken_header_is_refused(folder, described, data, words):
         check(folder)
 
 
+def test_a_pointer_of_git_lfs_is_no_weights(folder):
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 988097824\n"
+    (folder / "model.safetensors").write_text(pointer)
+    with pytest.raises(ModelError, match="it is a pointer of Git LFS and not the weights: `git lfs pull` in the folder fetches them"):
+        check(folder)
+
+
 def test_headers_are_not_read_beyond_their_bound(folder):
     with (folder / "model.safetensors").open("wb") as file:
         file.write((MAX_HEADER_BYTES + 1).to_bytes(8, "little") + b"{")

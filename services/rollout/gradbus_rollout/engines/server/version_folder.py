@@ -57,7 +57,7 @@ def model_tensors(folder: Path) -> dict[str, StoredTensor]:
     family = MODEL_FAMILIES.get(config.get("model_type"))
     fields = family.fields(config) if family else config
     if fields.get("tie_word_embeddings"):
-        tensors.pop(family.stored_name("lm_head.weight") if family else "lm_head.weight", None)
+        tensors.pop(family.head if family else "lm_head.weight", None)
     return tensors
 
 

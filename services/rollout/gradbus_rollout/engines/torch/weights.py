@@ -97,7 +97,7 @@ class LayerWeights:
     def __init__(self, config: ModelConfig, like: Tensor, number: int) -> None:
         self._config = config
         rope = config.ropes[number]
-        self._turned = int(config.head_dim * rope.partial) if rope else config.head_dim
+        self._turned = rope.turned(config.head_dim) if rope else config.head_dim
         query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
         self.norms = {place: like.new_empty(config.hidden_size) for _, place in config.family.norms}
         self.qkv = _matrix(like, config.hidden_size, query + 2 * key)
@@ -175,7 +175,7 @@ class ModelWeights:
         shapes = tensor_shapes(config)
         self.shapes = {name: torch.Size(shapes[name]) for name in self.named}
         """Shapes in a state dict, by name."""
-        head, embedding = (config.family.stored_name(name) for name in ("lm_head.weight", "model.embed_tokens.weight"))
+        head, embedding = config.family.head, config.family.embedding
         self.redundant = {name: embedding if name == head else None for name in redundant_shapes(config)}
         """Names of tensors that the model's folder may have besides, and no version has: a tied head, to the embedding that it must equal,
         and frequencies, which nothing reads, to None."""
