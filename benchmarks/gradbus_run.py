@@ -132,9 +132,9 @@ def _usage(folder: StateFolder) -> tuple[dict[str, float], dict[str, int]]:
     supervisor = psutil.Process(folder.read("stack.json")["pid"])
     cpu = {"supervisor": sum(supervisor.cpu_times()[:4])}
     peaks = {"supervisor": _peak(supervisor)}
-    for child in supervisor.children():
+    for child in _children(supervisor):
         try:
-            name, family = _service(child), [child, *child.children(recursive=True)]
+            name, family = _service(child), [child, *(() if _forks(child) else child.children(recursive=True))]
         except psutil.NoSuchProcess:
             continue
         for process in family:
@@ -146,8 +146,22 @@ def _usage(folder: StateFolder) -> tuple[dict[str, float], dict[str, int]]:
     return cpu, peaks
 
 
+def _children(supervisor: psutil.Process) -> Iterator[psutil.Process]:
+    """The servers, the fork server, and the services that it has forked."""
+    for child in supervisor.children():
+        yield child
+        if _forks(child):
+            yield from child.children()
+
+
+def _forks(process: psutil.Process) -> bool:
+    return "gradbus.embedded.fork_server" in process.cmdline()
+
+
 def _service(process: psutil.Process) -> str:
-    """`trainer` of `python -m gradbus_trainer`, or the name of the server's program."""
+    """`trainer` of `python -m gradbus_trainer`, `fork_server`, or the name of the server's program."""
+    if _forks(process):
+        return "fork_server"
     module = next((word for word in process.cmdline() if word.startswith("gradbus_")), None)
     return module.partition(".")[0].removeprefix("gradbus_") if module else str(process.name())
 

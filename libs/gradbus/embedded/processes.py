@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from gradbus.embedded.forks import ForkedProcess, ForkServer
 from gradbus.embedded.server_logs import LONGEST_LINE, write_as_json
 from gradbus.exit_status import describe_exit
 from gradbus.telemetry import get_logger
@@ -29,6 +30,15 @@ ProcessState = Literal["stopped", "running", "waiting"]
 
 
 @dataclass(frozen=True, slots=True)
+class Fork:
+    """A module that is run as `python -m` would, in a fork of a process that has imported `imports`."""
+
+    server: ForkServer
+    module: str
+    imports: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """A command with its environment and log file."""
 
@@ -39,6 +49,8 @@ class Program:
     """Whether it writes JSON lines itself; the lines of a server that does not are rewritten."""
     memory: int = 0
     """Bytes that it may hold with its children; 0: any."""
+    fork: Fork | None = None
+    """How it is forked in place of its command, where that can be."""
 
 
 class SupervisedProcess:
@@ -131,11 +143,16 @@ class SupervisedProcess:
         self.has_wrong_settings = status == os.EX_CONFIG
         return describe_exit(status)
 
-    async def _spawn(self) -> Process:
+    async def _spawn(self) -> Process | ForkedProcess:
         program = self._program()
         self.memory = program.memory
         launcher = [sys.executable, "-I", "-S", _LAUNCHER, str(os.getpid())]
         with program.log.open("ab") as log:
+            if fork := program.fork:
+                try:
+                    return await fork.server.fork(fork.module, fork.imports, program.environment, log.fileno())
+                except OSError as error:
+                    self._warn("not_forked", error=str(error))
             return await asyncio.create_subprocess_exec(
                 *launcher,
                 *program.command,
@@ -148,7 +165,7 @@ class SupervisedProcess:
             )
 
     @asynccontextmanager
-    async def _logged(self, process: Process) -> AsyncIterator[None]:
+    async def _logged(self, process: Process | ForkedProcess) -> AsyncIterator[None]:
         """Rewrites the lines of a server as long as it runs."""
         lines = process.stdout
         writing = asyncio.create_task(write_as_json(self.name, lines, self._program().log)) if lines else None
@@ -159,7 +176,7 @@ class SupervisedProcess:
             if writing:
                 await writing
 
-    async def _until_ended(self, process: Process) -> None:
+    async def _until_ended(self, process: Process | ForkedProcess) -> None:
         ended = asyncio.create_task(process.wait())
         stop = asyncio.create_task(self._stopping.wait())
         await asyncio.wait({ended, stop}, return_when=asyncio.FIRST_COMPLETED)

@@ -14,8 +14,9 @@ from gradbus.deploy.credentials import Credentials
 from gradbus.deploy.layout import CPU, check_device, check_layout, device_environment
 from gradbus.deploy.roles import ROLES, SHARED_SETTINGS, Placement, Role, role_environment
 from gradbus.embedded.config import StackConfig
+from gradbus.embedded.forks import ForkServer
 from gradbus.embedded.ports import Ports
-from gradbus.embedded.processes import Program
+from gradbus.embedded.processes import Fork, Program
 from gradbus.embedded.servers import ENVIRONMENT
 from gradbus.embedded.state import StateFolder
 
@@ -35,6 +36,11 @@ _RUN_USERS_PYTHON: Final[Mapping[str, str]] = {
 """Role to the variable that lets it run, or accept, users' Python."""
 _KEPT_SECONDS: Final = 10.0
 """Runs that somebody submits one after the other do not start a service each: it takes seconds, most of them to import torch."""
+_ONE_THREAD: Final[Mapping[str, str]] = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_SHARED: Final = ("gradbus.process", "gradbus.rpc.server")
+"""Modules that import nearly all that every service imports."""
+_COMPUTING: Final = (*_SHARED, "gradbus_kernels.models.causal_lm")
+"""The same of the services that load a model: with torch."""
 _LAUNCHER_BYTES: Final = 1 << 30
 """What torchrun may take beside the ranks: it imports torch."""
 
@@ -58,6 +64,8 @@ class StackPrograms:
     state: StateFolder
     credentials: Credentials
     ports: Ports
+    forks: ForkServer | None = None
+    """None: each service is a process of its own from the start."""
 
     def check(self) -> None:
         """Raises StackError if this machine lacks what the configuration or the operator's variables ask for."""
@@ -99,7 +107,15 @@ class StackPrograms:
             name, [sys.executable, *(_torchrun(ranks) if ranks > 1 else ()), "-m", role.module], self._environment(name, role)
         )
         launcher = _LAUNCHER_BYTES if ranks > 1 else 0
-        return replace(program, memory=self.config.memory_limit(role.name) * ranks + launcher)
+        return replace(program, memory=self.config.memory_limit(role.name) * ranks + launcher, fork=self._fork(name, role, program))
+
+    def _fork(self, name: str, role: Role, program: Program) -> Fork | None:
+        """None for a process of its own kind: what it imports may depend on its command, its environment or its GPU."""
+        changed = name in self.config.command_overrides or name in self.config.environment_overrides
+        own = changed or self.config.ranks(name) > 1 or program.environment.get(_DEVICE, CPU) != CPU
+        if self.forks is None or own or sys.platform != "linux":
+            return None
+        return Fork(self.forks, role.module, _COMPUTING if role.computes else _SHARED)
 
     def server(self, name: str, command: list[str]) -> Program:
         """The program of NATS or of the buffer; everything else is in its configuration file."""
@@ -114,7 +130,7 @@ class StackPrograms:
 
     def _environment(self, name: str, role: Role) -> dict[str, str]:
         environment = _from_operator((), role.operator_settings) | role_environment(role, self._placement(name, role))
-        environment |= {"GRADBUS_WORKER_ID": name, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        environment |= {"GRADBUS_WORKER_ID": name, **_ONE_THREAD}
         if role.computes:
             environment |= self._devices(name, environment)
         if environment.get(_DEVICE, CPU) == CPU:  # a GPU's driver reserves far more than it takes
@@ -154,6 +170,11 @@ class StackPrograms:
             listen=f"127.0.0.1:{self.ports[name]}" if role.serves else "",
             http_listen=f"127.0.0.1:{self.ports[_agents_port(role.name)]}" if role.serves_agents else "",
         )
+
+
+def shared_environment() -> dict[str, str]:
+    """What every process of a stack has of this one's environment, as it is read while modules are imported."""
+    return {**_from_operator(_INHERITED, SHARED_SETTINGS), **_ONE_THREAD}
 
 
 def _agents_port(role: str) -> str:

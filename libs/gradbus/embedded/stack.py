@@ -14,12 +14,13 @@ from gradbus.buffer import BufferSettings, load_functions, open_buffer
 from gradbus.bus import BusSettings
 from gradbus.deploy.credentials import Credentials
 from gradbus.embedded.config import StackConfig
+from gradbus.embedded.forks import ForkServer
 from gradbus.embedded.memory import watch_memory
 from gradbus.embedded.ports import Ports
 from gradbus.embedded.probes import Probe, buffer_ready, nats_ready, service_ready
 from gradbus.embedded.processes import Program, SupervisedProcess, wait_until_gone
 from gradbus.embedded.servers import buffer_command, nats_command
-from gradbus.embedded.services import ON_DEMAND, StackPrograms, service_names
+from gradbus.embedded.services import ON_DEMAND, StackPrograms, service_names, shared_environment
 from gradbus.embedded.state import StateFolder
 from gradbus.embedded.watches import watch_needs, watch_volume
 from gradbus.errors import StackError
@@ -45,6 +46,7 @@ class Stack:
         self.state = StateFolder(config.state)
         self._programs: StackPrograms  # made at the start, once the state folder is locked
         self._ports = Ports({})
+        self._forks = ForkServer(shared_environment(), self.state.log_file("fork_server"))
         self._processes: dict[str, SupervisedProcess] = {}
         self._probes: dict[str, Probe] = {}
         self._watches: list[asyncio.Task[None]] = []
@@ -106,7 +108,7 @@ class Stack:
         await wait_until_gone(self.state.read("stack.json"))
         services = service_names(self.config.trainers, self.config.rollouts)
         self._ports = Ports(self.state.read("ports.json"))
-        self._programs = programs = StackPrograms(self.config, self.state, Credentials(self.state.secrets), self._ports)
+        self._programs = programs = StackPrograms(self.config, self.state, Credentials(self.state.secrets), self._ports, self._forks)
         programs.check()
         programs.choose_ports([*services, *ON_DEMAND])
         self._start_servers()
@@ -180,6 +182,7 @@ class Stack:
         await asyncio.gather(*self._watches, return_exceptions=True)
         services = [process for name, process in self._processes.items() if name not in _SERVERS]
         await asyncio.gather(*(process.stop(_SERVICE_STOP_SECONDS) for process in services))
+        await self._forks.close()
         for name in ("buffer", "nats"):
             if name in self._processes:
                 await self._processes[name].stop(_SERVER_STOP_SECONDS)

@@ -1,7 +1,9 @@
 """A stack with the real servers; services are small programs that answer /readyz and drain on SIGTERM."""
 
+import asyncio
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -31,3 +33,16 @@ def is_alive():
     if not os.path.isdir("/proc/self"):
         pytest.skip("asks /proc which processes live")
     return is_running
+
+
+@pytest.fixture
+def until():
+    """Waits until a condition holds."""
+
+    async def until(condition, seconds=60.0):
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < deadline, "it did not come true"
+            await asyncio.sleep(0.02)
+
+    return until

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import sys
-import time
 
 import pytest
 
@@ -14,14 +13,7 @@ def program(tmp_path, source):
     return Program([sys.executable, "-u", "-c", source], dict(os.environ), tmp_path / "log")
 
 
-async def until(condition, seconds=60.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        await asyncio.sleep(0.02)
-
-
-async def test_a_disk_that_is_full_does_not_end_the_supervision(tmp_path):
+async def test_a_disk_that_is_full_does_not_end_the_supervision(tmp_path, until):
     def changed():
         raise OSError(28, "No space left on device")
 
@@ -34,7 +26,7 @@ async def test_a_disk_that_is_full_does_not_end_the_supervision(tmp_path):
     assert (process.state, process.pid) == ("stopped", None)
 
 
-async def test_a_process_that_does_not_drain_is_killed(tmp_path):
+async def test_a_process_that_does_not_drain_is_killed(tmp_path, until):
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up'); time.sleep(600)"
     process = SupervisedProcess("deaf", lambda: program(tmp_path, deaf), lambda: None)
     process.start()
@@ -43,7 +35,7 @@ async def test_a_process_that_does_not_drain_is_killed(tmp_path):
     assert (process.state, process.restarts) == ("stopped", 0)
 
 
-async def test_a_stop_while_it_waits_to_come_back_is_heeded(tmp_path):
+async def test_a_stop_while_it_waits_to_come_back_is_heeded(tmp_path, until):
     process = SupervisedProcess("broken", lambda: program(tmp_path, "raise SystemExit(1)"), lambda: None)
     process.start()
     await until(lambda: process.restarts >= 2)
@@ -68,7 +60,7 @@ time.sleep(600)
 """
 
 
-async def test_a_cancelled_stop_leaves_the_process_to_its_drain(tmp_path):
+async def test_a_cancelled_stop_leaves_the_process_to_its_drain(tmp_path, until):
     go = tmp_path / "go"
     process = SupervisedProcess("slow", lambda: program(tmp_path, SLOW.format(go=str(go))), lambda: None)
     process.start()
@@ -91,7 +83,7 @@ time.sleep(600)
 """
 
 
-async def test_a_child_that_a_dead_process_left_ends_though_it_leads_a_group_of_its_own(tmp_path, is_alive):
+async def test_a_child_that_a_dead_process_left_ends_though_it_leads_a_group_of_its_own(tmp_path, is_alive, until):
     log = tmp_path / "log"
     process = SupervisedProcess("parent", lambda: program(tmp_path, LEAVES_A_CHILD), lambda: None)
     process.start()
