@@ -9,6 +9,7 @@ import random
 import secrets
 import time
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 from nats.errors import Error as NatsError
@@ -23,8 +24,6 @@ _log = get_logger(__name__)
 _PAUSE: Final = 0.2
 """Parts of the time to live: between two renewals, after one that failed, and until the server must have answered one."""
 _PAUSE_AFTER_FAILURE: Final = 0.02
-_PHASE: Final = random.random()
-"""Part of a pause. The leases of a process are renewed at one time, so they share a synced write; those of other processes at another."""
 _ANSWER: Final = 0.3
 
 
@@ -89,7 +88,7 @@ class Lease:
         pause = _PAUSE
         while True:
             seconds = pause * self._ttl
-            await asyncio.sleep(seconds * (1 - (time.monotonic() / seconds + _PHASE) % 1))
+            await asyncio.sleep(seconds * (1 - (time.monotonic() / seconds + _phase()) % 1))
             began, pause = time.monotonic(), _PAUSE_AFTER_FAILURE
             try:
                 async with asyncio.timeout(_ANSWER * self._ttl):
@@ -121,3 +120,9 @@ class Lease:
             self._revision = current.revision
             return False
         return True
+
+
+@cache
+def _phase() -> float:
+    """Part of a pause. Leases of a process are renewed at one time, so they share a synced write; those of other processes at another."""
+    return random.random()

@@ -18,7 +18,7 @@ AGENTS_PORT: Final = 8080
 """Port in a container by which agents reach a role."""
 HEALTH_PORT: Final = 8081
 """Port of the health pages in a container."""
-_DEVICE: Final = ("GRADBUS_DEVICE", "CUDA_", "CUBLAS_WORKSPACE_CONFIG", "NCCL_", "PYTORCH_", "TRITON_CACHE_DIR")
+DEVICE_SETTINGS: Final = ("GRADBUS_DEVICE", "CUDA_", "CUBLAS_WORKSPACE_CONFIG", "NCCL_", "PYTORCH_", "TRITON_CACHE_DIR")
 # Only the gateway downloads models from the hub.
 _HUB: Final = ("HF_HOME", "HF_ENDPOINT", "HF_TOKEN", "GRADBUS_HF_TOKEN", "HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "SSL_CERT_FILE")
 
@@ -138,7 +138,7 @@ ROLES: Final[Mapping[str, Role]] = {
             serves="grpc",
             computes=True,
             operator_settings=(
-                *_DEVICE,
+                *DEVICE_SETTINGS,
                 "GRADBUS_IDLE_SECONDS",
                 "GRADBUS_MICRO_BATCH_TOKENS",
                 "GRADBUS_MODELS",
@@ -153,14 +153,16 @@ ROLES: Final[Mapping[str, Role]] = {
             "trainer",
             computes=True,
             operator_settings=(
-                *_DEVICE,
+                *DEVICE_SETTINGS,
                 "GRADBUS_CHECKPOINT_BYTES",
                 "GRADBUS_COLLECTIVE_SECONDS",
                 "GRADBUS_FOLDER_DELTAS",
                 "GRADBUS_QUEUE",
             ),
         ),
-        Role("rollout", computes=True, operator_settings=(*_DEVICE, "GRADBUS_ENGINE_", "GRADBUS_KEPT_PREFIX_MIB", "GRADBUS_SGLANG_")),
+        Role(
+            "rollout", computes=True, operator_settings=(*DEVICE_SETTINGS, "GRADBUS_ENGINE_", "GRADBUS_KEPT_PREFIX_MIB", "GRADBUS_SGLANG_")
+        ),
         Role(
             "gateway",
             serves="rest",

@@ -1,10 +1,11 @@
-"""The fork server of a stack: imports once what its services share, and forks each of them from it.
+"""A fork server of a stack: imports once what some of its services share, and forks each of them from it.
 
-`python -m gradbus.embedded.fork_server CONTROL_FD SUPERVISOR_PID`. The control socket keeps messages apart, each a JSON object:
+`python -m gradbus.embedded.fork_server CONTROL_FD SUPERVISOR_PID MODULE...` imports the modules and serves. The control socket keeps
+messages apart, each a JSON object:
 
-    request, with the service's log and its environment   replies
-    {"id": n, "module": name, "imports": [name, ...]}      {"id": n, "pid": pid}, or {"id": n, "error": text}
-                                                           {"pid": pid, "status": exit code, or -signal}, when it has ended
+    request, with the service's log and its environment    replies
+    {"id": n, "module": name}                               {"id": n, "pid": pid}, or {"id": n, "error": text}
+                                                            {"pid": pid, "status": exit code, or -signal}, when it has ended
 
 It has one thread, so a fork copies a process in a known state. It never reads the environments, which may hold secrets: a service
 reads its own. Services end with it, and it ends with its supervisor.
@@ -16,7 +17,6 @@ import ctypes
 import gc
 import json
 import os
-import random
 import runpy
 import select
 import signal
@@ -45,10 +45,17 @@ class _Service:
     server: int
 
 
-def main(control_fd: int, supervisor: int) -> None:
-    """Serves the supervisor until it closes the control socket; returns in no child."""
+def main(control_fd: int, supervisor: int, modules: list[str]) -> None:
+    """Serves the supervisor until it closes the control socket; in a child, runs the service."""
     die_with(supervisor)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in modules:
+        import_module(name)
+    if (threads := len(os.listdir("/proc/self/task"))) > 1:
+        sys.exit(f"{', '.join(modules)} have started {threads - 1} threads, which a fork would not copy")
+    sys.stdout.flush()  # else each child writes it again
+    gc.collect()
+    gc.freeze()  # the pages of what exists now stay shared with the children
     service = _serve(socket.socket(fileno=control_fd))
     if service is not None:
         _become(service)
@@ -81,27 +88,16 @@ def _forked(control: socket.socket, request: dict[str, Any], log: int, environme
     reply: dict[str, object]
     server = os.getpid()
     try:
-        _import(request["imports"])
         pid = os.fork()
         if pid == 0:
             return _Service(request["module"], log, environment, server)
         reply = {"pid": pid}
-    except Exception as error:  # noqa: BLE001 - the boundary of the process: reported to the supervisor, which starts the service itself
-        reply = {"error": f"{type(error).__name__}: {error}"[:1000]}
+    except OSError as error:
+        reply = {"error": f"cannot fork: {error}"}
     os.close(log)
     os.close(environment)
     control.send(json.dumps({"id": request["id"], **reply}).encode())
     return None
-
-
-def _import(names: list[str]) -> None:
-    if any(name not in sys.modules for name in names):
-        for name in names:
-            import_module(name)
-        gc.collect()
-        gc.freeze()  # the pages of what exists now stay shared with the children
-    if (threads := len(os.listdir("/proc/self/task"))) > 1:
-        raise RuntimeError(f"{names} have started {threads - 1} threads, which a fork would not copy")
 
 
 def _report_ended(control: socket.socket) -> None:
@@ -116,7 +112,7 @@ def _report_ended(control: socket.socket) -> None:
 
 
 def _become(service: _Service) -> None:
-    """Runs the service as `python -m MODULE` would, and ends with it."""
+    """Runs the service as `python -m MODULE` would."""
     os.setsid()  # Ctrl-C in a terminal must reach only the supervisor
     die_with(service.server)
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -125,14 +121,9 @@ def _become(service: _Service) -> None:
         environment = _set_by_imports() | json.load(file)
     os.environ.clear()
     os.environ.update(environment)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for fd, place in ((nothing, 0), (service.log, 1), (service.log, 2)):
-        os.dup2(fd, place)
-    os.close(nothing)
+    os.dup2(service.log, 1)
+    os.dup2(service.log, 2)
     os.close(service.log)
-    random.seed()  # else every service has the numbers of this process
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()
     _show_as(service.module)
     sys.argv = [service.module]
     runpy.run_module(service.module, run_name="__main__", alter_sys=True)
@@ -156,4 +147,4 @@ def _show_as(module: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])

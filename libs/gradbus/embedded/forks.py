@@ -1,4 +1,4 @@
-"""The supervisor's side of the fork server: services that it forks, with the interface of asyncio's processes."""
+"""The supervisor's side of a fork server: services that it forks, with the interface of asyncio's processes."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from gradbus.telemetry import get_logger
 _log = get_logger(__name__)
 MESSAGE_BYTES: Final = 1 << 16
 """The longest message between fork server and supervisor."""
+_REPLY_SECONDS: Final = 90.0
+"""On a busy machine the imports take half a minute."""
 
 
 class ForkedProcess:
@@ -42,9 +44,11 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """Starts the fork server at the first fork, and again after its end, with which all that it forked ends."""
+    """Starts a fork server at the first fork, and again after its end, with which all that it forked ends."""
 
-    def __init__(self, environment: Mapping[str, str], log: Path) -> None:
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        self._modules = modules
+        """What its services share."""
         self._environment = environment
         self._log = log
         self._starting = asyncio.Lock()
@@ -55,21 +59,24 @@ class ForkServer:
         self._running: dict[int, asyncio.Future[int]] = {}
         """By pid."""
 
-    async def fork(self, module: str, imports: Sequence[str], environment: Mapping[str, str], log: int) -> ForkedProcess:
-        """A process that runs `module` and writes to `log`, forked after the `imports`. Raises OSError if there is none."""
+    async def fork(self, module: str, environment: Mapping[str, str], log: int) -> ForkedProcess:
+        """A process that runs `module` and writes to `log`. Raises OSError if the server cannot fork or does not answer."""
         async with self._starting:
             if self._control is None:
                 self._control = await self._start()
             control = self._control
         number, variables = next(self._ids), os.memfd_create("environment")
-        request = json.dumps({"id": number, "module": module, "imports": list(imports)}).encode()
         answer: asyncio.Future[ForkedProcess] = asyncio.get_running_loop().create_future()
         self._asked[number] = answer
         try:
             os.write(variables, json.dumps(dict(environment)).encode())
             os.lseek(variables, 0, os.SEEK_SET)
-            await asyncio.to_thread(socket.send_fds, control, [request], [log, variables])
-            return await answer
+            socket.send_fds(control, [json.dumps({"id": number, "module": module}).encode()], [log, variables])
+            async with asyncio.timeout(_REPLY_SECONDS):
+                return await answer
+        except TimeoutError:
+            await self.close()
+            raise OSError(f"the fork server did not answer within {_REPLY_SECONDS:.0f} s") from None
         finally:
             os.close(variables)
             self._asked.pop(number, None)
@@ -85,7 +92,7 @@ class ForkServer:
     async def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         fd = theirs.fileno()
-        command = [sys.executable, "-m", "gradbus.embedded.fork_server", str(fd), str(os.getpid())]
+        command = [sys.executable, "-m", "gradbus.embedded.fork_server", str(fd), str(os.getpid()), *self._modules]
         environment = dict(self._environment)
         with theirs, self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -104,8 +111,10 @@ class ForkServer:
         if message:
             self._take(json.loads(message))
         elif control is self._control:
-            _log.warning("fork_server_ended", services=len(self._running))
+            services = len(self._running)
             self._lose()
+            with contextlib.suppress(OSError, ValueError):  # the message may be lost, and supervision goes on
+                _log.warning("fork_server_ended", services=services, log=str(self._log))
 
     def _take(self, said: Mapping[str, Any]) -> None:
         if "status" in said:

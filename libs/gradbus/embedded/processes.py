@@ -31,11 +31,10 @@ ProcessState = Literal["stopped", "running", "waiting"]
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """A module that is run as `python -m` would, in a fork of a process that has imported `imports`."""
+    """A module that is run as `python -m` would, in a fork of a process that has imported what it needs."""
 
     server: ForkServer
     module: str
-    imports: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +149,7 @@ class SupervisedProcess:
         with program.log.open("ab") as log:
             if fork := program.fork:
                 try:
-                    return await fork.server.fork(fork.module, fork.imports, program.environment, log.fileno())
+                    return await fork.server.fork(fork.module, program.environment, log.fileno())
                 except OSError as error:
                     self._warn("not_forked", error=str(error))
             return await asyncio.create_subprocess_exec(

@@ -7,12 +7,13 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Final
 
 from gradbus.access import CALLERS
 from gradbus.deploy.credentials import Credentials
 from gradbus.deploy.layout import CPU, check_device, check_layout, device_environment
-from gradbus.deploy.roles import ROLES, SHARED_SETTINGS, Placement, Role, role_environment
+from gradbus.deploy.roles import DEVICE_SETTINGS, ROLES, SHARED_SETTINGS, Placement, Role, role_environment
 from gradbus.embedded.config import StackConfig
 from gradbus.embedded.forks import ForkServer
 from gradbus.embedded.ports import Ports
@@ -37,10 +38,6 @@ _RUN_USERS_PYTHON: Final[Mapping[str, str]] = {
 _KEPT_SECONDS: Final = 10.0
 """Runs that somebody submits one after the other do not start a service each: it takes seconds, most of them to import torch."""
 _ONE_THREAD: Final[Mapping[str, str]] = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-_SHARED: Final = ("gradbus.process", "gradbus.rpc.server")
-"""Modules that import nearly all that every service imports."""
-_COMPUTING: Final = (*_SHARED, "gradbus_kernels.models.causal_lm")
-"""The same of the services that load a model: with torch."""
 _LAUNCHER_BYTES: Final = 1 << 30
 """What torchrun may take beside the ranks: it imports torch."""
 
@@ -56,6 +53,22 @@ def role_of(name: str) -> str:
     return name.partition("-")[0]
 
 
+class ForkServers:
+    """The fork servers of a stack: one of the services that load a model, and one without torch and the memory that it takes."""
+
+    def __init__(self, logs: Path) -> None:
+        # Modules may read these while they are imported.
+        environment = {**_from_operator(_INHERITED, (*SHARED_SETTINGS, *DEVICE_SETTINGS)), **_ONE_THREAD}
+        shared, log = ("gradbus.process", "gradbus.rpc.server"), logs / "fork_server.log"
+        self.others = ForkServer(shared, environment, log)
+        self.computing = ForkServer((*shared, "gradbus_kernels.models.causal_lm"), environment, log)
+
+    async def close(self) -> None:
+        """Ends both, and with them what they forked."""
+        await self.others.close()
+        await self.computing.close()
+
+
 @dataclass(frozen=True, slots=True)
 class StackPrograms:
     """Makes the command and the environment of each process of one stack."""
@@ -64,7 +77,7 @@ class StackPrograms:
     state: StateFolder
     credentials: Credentials
     ports: Ports
-    forks: ForkServer | None = None
+    forks: ForkServers | None = None
     """None: each service is a process of its own from the start."""
 
     def check(self) -> None:
@@ -115,7 +128,7 @@ class StackPrograms:
         own = changed or self.config.ranks(name) > 1 or program.environment.get(_DEVICE, CPU) != CPU
         if self.forks is None or own or sys.platform != "linux":
             return None
-        return Fork(self.forks, role.module, _COMPUTING if role.computes else _SHARED)
+        return Fork(self.forks.computing if role.computes else self.forks.others, role.module)
 
     def server(self, name: str, command: list[str]) -> Program:
         """The program of NATS or of the buffer; everything else is in its configuration file."""
@@ -170,11 +183,6 @@ class StackPrograms:
             listen=f"127.0.0.1:{self.ports[name]}" if role.serves else "",
             http_listen=f"127.0.0.1:{self.ports[_agents_port(role.name)]}" if role.serves_agents else "",
         )
-
-
-def shared_environment() -> dict[str, str]:
-    """What every process of a stack has of this one's environment, as it is read while modules are imported."""
-    return {**_from_operator(_INHERITED, SHARED_SETTINGS), **_ONE_THREAD}
 
 
 def _agents_port(role: str) -> str:

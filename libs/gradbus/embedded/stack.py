@@ -14,13 +14,12 @@ from gradbus.buffer import BufferSettings, load_functions, open_buffer
 from gradbus.bus import BusSettings
 from gradbus.deploy.credentials import Credentials
 from gradbus.embedded.config import StackConfig
-from gradbus.embedded.forks import ForkServer
 from gradbus.embedded.memory import watch_memory
 from gradbus.embedded.ports import Ports
 from gradbus.embedded.probes import Probe, buffer_ready, nats_ready, service_ready
 from gradbus.embedded.processes import Program, SupervisedProcess, wait_until_gone
 from gradbus.embedded.servers import buffer_command, nats_command
-from gradbus.embedded.services import ON_DEMAND, StackPrograms, service_names, shared_environment
+from gradbus.embedded.services import ON_DEMAND, ForkServers, StackPrograms, service_names
 from gradbus.embedded.state import StateFolder
 from gradbus.embedded.watches import watch_needs, watch_volume
 from gradbus.errors import StackError
@@ -46,7 +45,7 @@ class Stack:
         self.state = StateFolder(config.state)
         self._programs: StackPrograms  # made at the start, once the state folder is locked
         self._ports = Ports({})
-        self._forks = ForkServer(shared_environment(), self.state.log_file("fork_server"))
+        self._forks = ForkServers(self.state.logs)
         self._processes: dict[str, SupervisedProcess] = {}
         self._probes: dict[str, Probe] = {}
         self._watches: list[asyncio.Task[None]] = []

@@ -12,15 +12,15 @@ from typing import Final
 from gradbus.telemetry.metrics import PROCESS
 
 _STATUS: Final = Path("/proc/self/statm")
-_STARTED: Final = time.monotonic()
 
 
 def export_process_metrics(ready: Callable[[], bool]) -> None:
     """Exports processor time, memory, uptime and the readiness of the process from now on."""
+    started = time.monotonic()  # not when this module was imported: a forked service did not import it
     PROCESS.set("process.cpu.time", lambda: resource.getrusage(resource.RUSAGE_SELF).ru_utime, {"cpu.mode": "user"})
     PROCESS.set("process.cpu.time", lambda: resource.getrusage(resource.RUSAGE_SELF).ru_stime, {"cpu.mode": "system"})
     PROCESS.set("process.memory.usage", _memory)
-    PROCESS.set("process.uptime", lambda: time.monotonic() - _STARTED)
+    PROCESS.set("process.uptime", lambda: time.monotonic() - started)
     PROCESS.set("gradbus.process.ready", lambda: float(ready()))
 
 

@@ -330,10 +330,21 @@ def _loaded(folder: Path) -> Any:
         _leave_nothing_to_chance(tokenizer)
         return tokenizer
     except BaseException as error:
-        _refuse_config(folder)
+        if _is_read(folder / TOKENIZER):
+            _refuse_config(folder)
         raise ModelFileError(
             TOKENIZER, f"the tokenizer cannot be loaded ({cause_of(error)}); save it again with `save_pretrained`"
         ) from error
+
+
+def _is_read(file: Path) -> bool:
+    from tokenizers import Tokenizer  # noqa: PLC0415 - transformers has imported it
+
+    try:
+        Tokenizer.from_file(str(file))
+    except BaseException:  # noqa: BLE001 - the library raises bare exceptions and panics
+        return False
+    return True
 
 
 def _refuse_config(folder: Path) -> None:

@@ -10,7 +10,7 @@ from gradbus.deploy.layout import Layout
 from gradbus.deploy.secrets import OBJECT_USERS
 from gradbus.embedded import StackConfig, StateFolder
 from gradbus.embedded.ports import Ports
-from gradbus.embedded.services import StackPrograms, role_of, service_names
+from gradbus.embedded.services import ON_DEMAND, ForkServers, StackPrograms, role_of, service_names
 from gradbus.errors import StackError
 from gradbus.process import ProcessSettings
 from gradbus_agent.settings import AgentSettings
@@ -68,6 +68,21 @@ def programs(tmp_path):
 
 def test_workers_are_numbered():
     assert service_names(2, 3)[-5:] == ["trainer-0", "trainer-1", "rollout-0", "rollout-1", "rollout-2"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="services are forked on Linux alone")
+async def test_a_service_is_forked_unless_its_modules_may_be_its_own(programs, tmp_path, monkeypatch):
+    servers = ForkServers(tmp_path)
+    programs = dataclasses.replace(programs, forks=servers)
+    forked = {name: programs.service(name).fork for name in [*service_names(1, 2), *ON_DEMAND]}
+    computing = ["trainer-0", "rollout-0", "rollout-1", "reference"]
+    assert [name for name, fork in forked.items() if fork.server is servers.computing] == computing
+    assert forked["trainer-0"].module == "gradbus_trainer"
+    own = {"command_overrides": {"gateway": ["true"]}, "environment_overrides": {"rollout-0": {"A": "B"}}}
+    changed = dataclasses.replace(programs, config=StackConfig(tmp_path, 0, rollouts=2, **own))
+    assert [name for name in forked if changed.service(name).fork is None] == ["gateway", "rollout-0"]
+    monkeypatch.setenv("GRADBUS_DEVICE", "cuda:0")
+    assert [name for name in forked if programs.service(name).fork is None] == computing
 
 
 def test_no_secret_is_in_an_argument_or_a_variable(programs):

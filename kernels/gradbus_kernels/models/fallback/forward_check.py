@@ -41,7 +41,7 @@ def check_forward(model: TransformersLM) -> None:
     expected = torch.cat([_alone(model, row) for row in rows])
     if not bool(expected.isfinite().all()):
         raise ModelError(
-            f"{model.family.architecture} has log-probabilities that are not finite, by transformers {transformers.__version__} too; "
+            f"{model.family.architecture} has log-probabilities that are not finite, by transformers' own forward pass; "
             "correct config.json or the weights, or take the model's own files"
         )
     error = float((found - expected).abs().max())

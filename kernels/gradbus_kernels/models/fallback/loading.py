@@ -30,8 +30,7 @@ from gradbus_kernels.models.files import check_complete, check_stored, stored_te
 def load_transformers_lm(folder: Path, family: TransformersFamily, dtype: torch.dtype, device: str) -> TransformersLM:
     """The model in `folder`, its weights cast to `dtype`. All names and shapes are checked before anything is allocated.
 
-    The model is compared with transformers' own forward pass (`check_forward`). Raises ModelError, and what transformers raises for a
-    configuration that it does not take.
+    The model is compared with transformers' own forward pass (`check_forward`). Raises ModelError.
     """
     # By default cuDNN rounds the factors of a convolution in float32 to TF32, while products of matrices are exact.
     torch.backends.cudnn.allow_tf32 = False
@@ -56,8 +55,8 @@ def _building(stated: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        wrong = 0 if isinstance(error, ZeroDivisionError) else error.args[0] if isinstance(error, KeyError) else None
-        fields = ", ".join(name for name, value in stated.items() if wrong is not None and type(value) is type(wrong) and value == wrong)
+        wrong = error.args[:1] if isinstance(error, KeyError) else ()
+        fields = ", ".join(name for name, value in stated.items() if isinstance(value, str) and (value,) == wrong)
         raise ModelError(
             f"transformers {transformers.__version__} makes no model of config.json ({type(error).__name__}: {first_line(error)}); "
             f"correct {fields or 'the field'} there, or take the model's own file"

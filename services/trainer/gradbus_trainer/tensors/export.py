@@ -49,6 +49,6 @@ def export_version(step: int, weights: LazyTensors, noop: bool, scratch: Scratch
     for name in sorted(sums):  # only now: to ask a device for one number waits for all that it has been given
         if not math.isfinite(sums[name].item()):
             file.remove()
-            advice = "lower trainer.learning_rate or trainer.weight_decay, and submit again" if step else "take the model's own weights"
+            advice = "lower trainer.learning_rate or trainer.weight_decay, and submit again" if step else "take the model's original files"
             raise TrainingError(f"weight {name} of version {step} is not finite, or the sum of its values is not; {advice}")
     return Export(step, digest.text(), file, noop)

@@ -20,7 +20,7 @@ def test_weights_that_are_not_finite_make_no_version_and_no_file(tmp_path, value
 
 
 def test_weights_that_no_step_has_changed_are_the_folder_s(tmp_path):
-    with pytest.raises(TrainingError, match=r"weight a of version 0 is not finite, or the sum of its values is not; take the model's own"):
+    with pytest.raises(TrainingError, match=r"weight a of version 0 is not finite, or .*; take the model's original files"):
         export_version(0, LazyTensors.of({"a": torch.full((9,), 3e38)}), False, Scratch(tmp_path / "scratch"))
 
 
