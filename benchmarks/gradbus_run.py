@@ -155,7 +155,7 @@ def _children(supervisor: psutil.Process) -> Iterator[psutil.Process]:
 
 
 def _forks(process: psutil.Process) -> bool:
-    return "gradbus.embedded.fork_server" in process.cmdline()
+    return "gradbus.embedded.forks.server" in process.cmdline()
 
 
 def _service(process: psutil.Process) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from gradbus.embedded.forks import ForkedProcess, ForkServer
+from gradbus.embedded.forks.client import ForkedProcess, ForkServer
 from gradbus.embedded.server_logs import LONGEST_LINE, write_as_json
 from gradbus.exit_status import describe_exit
 from gradbus.telemetry import get_logger

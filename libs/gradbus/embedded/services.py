@@ -15,7 +15,7 @@ from gradbus.deploy.credentials import Credentials
 from gradbus.deploy.layout import CPU, check_device, check_layout, device_environment
 from gradbus.deploy.roles import DEVICE_SETTINGS, ROLES, SHARED_SETTINGS, Placement, Role, role_environment
 from gradbus.embedded.config import StackConfig
-from gradbus.embedded.forks import ForkServer
+from gradbus.embedded.forks.client import ForkServer
 from gradbus.embedded.ports import Ports
 from gradbus.embedded.processes import Fork, Program
 from gradbus.embedded.servers import ENVIRONMENT

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from gradbus.embedded import forks
-from gradbus.embedded.forks import ForkServer
+from gradbus.embedded.forks import client
+from gradbus.embedded.forks.client import ForkServer
 from gradbus.embedded.processes import Fork, Program, SupervisedProcess
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="services are forked on Linux alone")
@@ -114,7 +114,7 @@ async def test_an_end_with_an_error_is_in_the_log_and_in_the_status(forked, fold
 
 @pytest.mark.parametrize("module", ["missing", "starts_a_thread", "ends_the_server", "does_not_end"])
 async def test_without_its_modules_the_command_runs_instead(new_server, folder, until, monkeypatch, module):
-    monkeypatch.setattr(forks, "_REPLY_SECONDS", 5.0)
+    monkeypatch.setattr(client, "_REPLY_SECONDS", 5.0)
     server = new_server(module)
     command = [sys.executable, str(folder / "ends.py")]
     program = Program(command, {}, folder / "program.log", fork=Fork(server, "tells"))

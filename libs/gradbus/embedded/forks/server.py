@@ -1,6 +1,6 @@
 """A fork server of a stack: imports once what some of its services share, and forks each of them from it.
 
-`python -m gradbus.embedded.fork_server CONTROL_FD SUPERVISOR_PID MODULE...` imports the modules and serves. The control socket keeps
+`python -m gradbus.embedded.forks.server CONTROL_FD SUPERVISOR_PID MODULE...` imports the modules and serves. The control socket keeps
 messages apart, each a JSON object:
 
     request, with the service's log and its environment    replies
@@ -27,7 +27,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
-from gradbus.embedded.forks import MESSAGE_BYTES
+from gradbus.embedded.forks.client import MESSAGE_BYTES
 from gradbus.tokenizer.limits import die_with
 
 _PR_SET_NAME: Final = 15

@@ -92,7 +92,7 @@ class ForkServer:
     async def _start(self) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         fd = theirs.fileno()
-        command = [sys.executable, "-m", "gradbus.embedded.fork_server", str(fd), str(os.getpid()), *self._modules]
+        command = [sys.executable, "-m", "gradbus.embedded.forks.server", str(fd), str(os.getpid()), *self._modules]
         environment = dict(self._environment)
         with theirs, self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
