@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from sampled_stacks import service_of
 
 from gradbus.client import Client, document, load_spec
 from gradbus.embedded import StackConfig, StateFolder
@@ -51,7 +53,7 @@ class Measured:
     def look(self, folder: StateFolder) -> None:
         """Measures now."""
         self.times.append(time.time())
-        cpu, peaks = _usage(folder)
+        cpu, peaks = usage(folder.read("stack.json")["pid"])
         self.cpu.append(cpu)
         self.peaks |= {name: max(peak, self.peaks.get(name, 0)) for name, peak in peaks.items()}
 
@@ -127,43 +129,29 @@ def events_of(client: Client, run_id: str) -> Iterator[Json]:
         after = page["next_after"]
 
 
-def _usage(folder: StateFolder) -> tuple[dict[str, float], dict[str, int]]:
-    """CPU seconds, including those of ended processes, and peak resident memory in bytes; both by service."""
-    supervisor = psutil.Process(folder.read("stack.json")["pid"])
-    cpu = {"supervisor": sum(supervisor.cpu_times()[:4])}
-    peaks = {"supervisor": _peak(supervisor)}
-    for child in _children(supervisor):
+def services(supervisor: int) -> dict[int, str]:
+    """The service of each process of the stack; a helper process belongs to the service that started it."""
+    names: dict[int, str] = {supervisor: "supervisor"}
+    for child in psutil.Process(supervisor).children(recursive=True):  # parents come first
         try:
-            name, family = _service(child), [child, *(() if _forks(child) else child.children(recursive=True))]
+            names[child.pid] = service_of(" ".join(child.cmdline())) or names.get(child.ppid(), "supervisor")
         except psutil.NoSuchProcess:
             continue
-        for process in family:
-            try:
-                spent, peak = sum(process.cpu_times()[:4]), _peak(process)
-            except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
-                continue  # reaped by its parent, so its time is counted there
-            cpu[name], peaks[name] = cpu.get(name, 0.0) + spent, peaks.get(name, 0) + peak
+    return names
+
+
+def usage(supervisor: int) -> tuple[Counter[str], Counter[str]]:
+    """CPU seconds, including those of ended processes, and peak resident memory in bytes; both by service."""
+    cpu, peaks = Counter[str](), Counter[str]()
+    for pid, name in services(supervisor).items():
+        try:
+            process = psutil.Process(pid)
+            spent, peak = sum(process.cpu_times()[:4]), _peak(process)
+        except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+            continue  # reaped by its parent, so its time is counted there
+        cpu[name] += spent
+        peaks[name] += peak
     return cpu, peaks
-
-
-def _children(supervisor: psutil.Process) -> Iterator[psutil.Process]:
-    """The servers, the fork server, and the services that it has forked."""
-    for child in supervisor.children():
-        yield child
-        if _forks(child):
-            yield from child.children()
-
-
-def _forks(process: psutil.Process) -> bool:
-    return "gradbus.embedded.forks.server" in process.cmdline()
-
-
-def _service(process: psutil.Process) -> str:
-    """`trainer` of `python -m gradbus_trainer`, `fork_server`, or the name of the server's program."""
-    if _forks(process):
-        return "fork_server"
-    module = next((word for word in process.cmdline() if word.startswith("gradbus_")), None)
-    return module.partition(".")[0].removeprefix("gradbus_") if module else str(process.name())
 
 
 def _peak(process: psutil.Process) -> int:

@@ -22,11 +22,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
 from charts.flame_graph import flame_graph
 from compare_trl import HERE, machine, make_base
-from gradbus_run import ADDITION, addition_spec, events_of, stack
-from sampled_stacks import Stack, by_service, parse_collapsed, part_of, service_of
+from gradbus_run import ADDITION, addition_spec, events_of, services, stack, usage
+from sampled_stacks import Stack, by_service, parse_collapsed, part_of
 
 from gradbus.client import Client, document
 from gradbus.embedded import StateFolder
@@ -63,28 +62,6 @@ class Profile:
         return found
 
 
-def services(supervisor: int) -> dict[int, str]:
-    """The service of each process of the stack; a helper process belongs to the service that started it."""
-    names: dict[int, str] = {supervisor: "supervisor"}
-    for child in psutil.Process(supervisor).children(recursive=True):  # parents come first
-        try:
-            names[child.pid] = service_of(" ".join(child.cmdline())) or names.get(child.ppid(), "supervisor")
-        except psutil.NoSuchProcess:
-            continue
-    return names
-
-
-def cpu_seconds(supervisor: int) -> Counter[str]:
-    """CPU seconds of each service so far, with its ended children."""
-    spent: Counter[str] = Counter()
-    for pid, name in services(supervisor).items():
-        try:
-            spent[name] += sum(psutil.Process(pid).cpu_times()[:4])
-        except psutil.NoSuchProcess:
-            continue
-    return spent
-
-
 def run_profiled(folder: StateFolder, spec: dict[str, Any], steps: int) -> Profile:
     """Runs `spec` and measures it. Raises RuntimeError if the run fails, or is over before its stacks were sampled."""
     supervisor, read = folder.read("stack.json")["pid"], []
@@ -98,7 +75,7 @@ def run_profiled(folder: StateFolder, spec: dict[str, Any], steps: int) -> Profi
             if step < steps * _WARM:
                 continue
             if sampler is None:
-                read.append((time.time(), cpu_seconds(supervisor)))
+                read.append((time.time(), usage(supervisor)[0]))
             if sampler is None and step >= steps * _MEASURED:
                 left = (steps - step) * (read[-1][0] - read[0][0]) / (steps * (_MEASURED - _WARM))
                 names, sampler = services(supervisor), sample_stacks(supervisor, raw, max(1, int(left * 0.8)))

@@ -244,9 +244,9 @@ def _family(config: Mapping[str, object]) -> Family:
     family = family_of_architecture(architecture) or transformers_family_of(architecture)
     if family is None:
         allowed = ", ".join(family.architecture for family in MODEL_FAMILIES.values())
-        fault = f"names the architectures {_LONGER.repr(config.get('architectures'))}, which are not supported"
-        if architecture is None:
-            fault = f"has architectures = {_LONGER.repr(config.get('architectures'))}; it must be a list of one name"
+        named = _LONGER.repr(config.get("architectures"))
+        no_name = f"has architectures = {named}; it must be a list of one name"
+        fault = no_name if architecture is None else f"names the architectures {named}, which are not supported"
         code = "; the code that it names is never run" if config.get("auto_map") else ""
         raise ModelError(
             f"config.json {fault}{code}; use one of {allowed}, or of the families that transformers computes (docs/families.md)"

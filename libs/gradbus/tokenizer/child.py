@@ -32,10 +32,11 @@ from pathlib import Path
 from typing import Any
 
 from gradbus.errors import DatasetError, ModelError
-from gradbus.tokenizer.encoder import TOKENIZER, PromptEncoder, PromptLimits
+from gradbus.tokenizer.encoder import PromptEncoder, PromptLimits
 from gradbus.tokenizer.errors import ModelFileError, described, encodable
 from gradbus.tokenizer.frames import Frame, read_frame
 from gradbus.tokenizer.limits import limit_cpu, limit_process
+from gradbus.tokenizer.loading import TOKENIZER
 from gradbus.tokenizer.turns import ChatCall, ChatMessage, ParsedTurn, TurnSettings, TurnsSoFar
 
 

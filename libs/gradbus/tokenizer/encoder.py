@@ -14,20 +14,20 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
 
 from gradbus.errors import DatasetError, ModelError
-from gradbus.formats.hf_model import CONFIG, read_object
+from gradbus.formats.hf_model import read_object
 from gradbus.formats.reward_model import folder_info
 from gradbus.tokenizer.chat_template import ChatTemplate
 from gradbus.tokenizer.control_tokens import ControlTokens
 from gradbus.tokenizer.errors import SHOWN, ModelFileError, cause_of
 from gradbus.tokenizer.grammar.thinking_probe import ThinkingProbe, thinking_rule
 from gradbus.tokenizer.grammar.turn_grammar import MARKERS, TurnGrammar, as_template_takes
+from gradbus.tokenizer.loading import TOKENIZER, load_tokenizer
 from gradbus.tokenizer.template_tools import TemplateTools, read_tools
 from gradbus.tokenizer.turns import ChatMessage, Extension, ParsedTurn, TurnSettings, TurnsSoFar
 
 if TYPE_CHECKING:
     from gradbus.spec.sections import Thinking
 
-TOKENIZER: Final = "tokenizer.json"
 CHAT_TEMPLATE: Final = "chat_template.jinja"
 _TOKENIZER_CONFIG: Final = "tokenizer_config.json"
 """Where older folders have their chat template."""
@@ -85,7 +85,7 @@ class PromptEncoder:
         _check_tokenizer_config(folder)
         self._template_file = CHAT_TEMPLATE if (folder / CHAT_TEMPLATE).is_file() else _TOKENIZER_CONFIG
         report(TOKENIZER)
-        self._tokenizer = _loaded(folder)
+        self._tokenizer = load_tokenizer(folder)
         self._is_agents = turns is not None and turns.is_agent
         self._control = ControlTokens(self._tokenizer, MARKERS if turns else "", trusts_assistant=not self._is_agents)
         fast = self._tokenizer.is_fast and not self._tokenizer.clean_up_tokenization_spaces
@@ -257,7 +257,7 @@ class PromptEncoder:
 
         Raises ModelFileError if that tokenizer cannot be loaded.
         """
-        mine, theirs = (tokenizer.get_vocab() for tokenizer in (self._tokenizer, _loaded(folder)))
+        mine, theirs = (tokenizer.get_vocab() for tokenizer in (self._tokenizer, load_tokenizer(folder)))
         for token, at in sorted(mine.items(), key=lambda item: item[1]):
             if token not in theirs:
                 return f"token {token[:SHOWN]!r} of id {at} is missing"
@@ -320,47 +320,6 @@ def _rest(text: str, beginning: str, where: str) -> str:
             "continue a text that it never sees; correct the template, or give prompts and responses as text"
         )
     return text[len(beginning) :]
-
-
-def _loaded(folder: Path) -> Any:
-    from transformers import AutoTokenizer  # noqa: PLC0415 - the fork server has imported it without torch
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-        _leave_nothing_to_chance(tokenizer)
-        return tokenizer
-    except BaseException as error:
-        if _is_read(folder / TOKENIZER):
-            _refuse_config(folder)
-        raise ModelFileError(
-            TOKENIZER, f"the tokenizer cannot be loaded ({cause_of(error)}); save it again with `save_pretrained`"
-        ) from error
-
-
-def _is_read(file: Path) -> bool:
-    from tokenizers import Tokenizer  # noqa: PLC0415 - transformers has imported it
-
-    try:
-        Tokenizer.from_file(str(file))
-    except BaseException:  # noqa: BLE001 - the library raises bare exceptions and panics
-        return False
-    return True
-
-
-def _refuse_config(folder: Path) -> None:
-    """Raises ModelFileError if it is the model's configuration that transformers does not take: it says what class the tokenizer has."""
-    from transformers import AutoConfig  # noqa: PLC0415 - the fork server has imported it without torch
-
-    try:
-        AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except BaseException as error:
-        raise ModelFileError(CONFIG, f"transformers does not take it ({cause_of(error)}); correct the field") from error
-
-
-def _leave_nothing_to_chance(tokenizer: Any) -> None:
-    """Turns off the dropout of a BPE model, with which a text has other tokens each time: a line has the same prompt in every process."""
-    if tokenizer.is_fast and hasattr(model := tokenizer.backend_tokenizer.model, "dropout"):
-        model.dropout = None
 
 
 def _stop_clock(now: datetime) -> None:

@@ -13,10 +13,11 @@ from typing import Final, TypeVar
 from gradbus.errors import DatasetError, ModelError
 from gradbus.spec import RunSpec, Thinking
 from gradbus.telemetry import get_logger
-from gradbus.tokenizer.encoder import TOKENIZER, PromptLimits
+from gradbus.tokenizer.encoder import PromptLimits
 from gradbus.tokenizer.errors import ModelFileError, TokenizerProcessError
 from gradbus.tokenizer.frames import Frame
 from gradbus.tokenizer.launcher import ForkServer
+from gradbus.tokenizer.loading import TOKENIZER
 from gradbus.tokenizer.process import ProcessLostError, TokenizerProcess
 from gradbus.tokenizer.turns import (
     ChatConversation,

@@ -34,12 +34,12 @@ def load_transformers_lm(folder: Path, family: TransformersFamily, dtype: torch.
     """
     # By default cuDNN rounds the factors of a convolution in float32 to TF32, while products of matrices are exact.
     torch.backends.cudnn.allow_tf32 = False
-    packed = family.is_packed(read_object(folder / CONFIG))
-    plan = read_name_plan(folder)
+    config = read_object(folder / CONFIG)
+    packed, stated, plan = family.is_packed(config), family.text_config(config), read_name_plan(folder)
     with _quiet():
-        with at_most_parameters(len(plan.trained) + len(plan.frozen)), _building(family.text_config(read_object(folder / CONFIG))):
+        with at_most_parameters(len(plan.trained) + len(plan.frozen)), _building(stated):
             network = _without_memory(text_configuration(folder, family), packed, dtype)
-        _check_sizes(network, family.text_config(read_object(folder / CONFIG)))
+        _check_sizes(network, stated)
         names = stored_names(network, {name: tensor.shape for name, tensor in plan.trained.items()}, plan.frozen)
         network.to_empty(device=device)
         network.tie_weights()
