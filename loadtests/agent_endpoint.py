@@ -1,8 +1,11 @@
-"""Measures the agent service: `python loadtests/agent_endpoint.py [--episodes 64 1000] [--turns 8] [--tool-ms 50]`.
+"""Measures the agent service: `python loadtests/agent_endpoint.py [--episodes 64 1000] [--turns 8] [--tool-ms 50 | --rate 300]`.
 
 The real service as a process. This process is all of its clients: rollout workers, who answer each request at once with a turn that names
 episode and number, and agents, each with a connection of its own, whose conversation grows with each turn and whose tool takes a while.
 Each agent checks that it got the turns of its own episode, in order. CPU is that of the service, and of this process.
+
+With `--rate` all agents together ask so many times a second, evenly, whatever the answers take. An answer's time counts from the moment
+at which its request was due, so that a service that is late cannot delay the requests that would show it.
 """
 
 from __future__ import annotations
@@ -48,10 +51,14 @@ class Load:
     episodes: int
     turns: int
     tool_seconds: float
+    rate: float = 0.0
+    """Turns a second of all agents together, evenly; 0: each agent asks when its tool is done."""
+    all_claimed: asyncio.Event = field(default_factory=asyncio.Event)
+    """With a rate, agents begin then."""
     claimed: list[str] = field(default_factory=list)
     """Episodes that agents got."""
     waits: list[float] = field(default_factory=list)
-    """Seconds from a request to its answer; the policy takes none of them."""
+    """Seconds from a request, or the moment at which it was due, to its answer; the policy takes none of them."""
     rewards: list[float] = field(default_factory=list)
 
 
@@ -137,7 +144,8 @@ async def play(service: Service, load: Load) -> None:
     while len(agents) < load.episodes:
         for offer in await claims.post("/v1/agent/claim", {"run": load.run_id, "capacity": CLAIMED, "wait_seconds": 30}):
             load.claimed.append(offer["episode"])
-            agents.append(asyncio.create_task(_agent(service, load, offer)))
+            agents.append(asyncio.create_task(_agent(service, load, offer, len(agents))))
+    load.all_claimed.set()
     await asyncio.gather(*workers, *agents)
     claims.close()
     await channel.close()
@@ -165,18 +173,27 @@ async def _work(stub: EnvironmentServiceAsyncStub, load: Load, episode: str) -> 
             raise AssertionError(answer.reason)
 
 
-async def _agent(service: Service, load: Load, offer: dict[str, Any]) -> None:
+async def _agent(service: Service, load: Load, offer: dict[str, Any], place: int) -> None:
+    """Plays an episode; `place` is its number among those of the load."""
     connection = Connection(service.http, offer["api_key"])
     messages: list[dict[str, str]] = [{"role": "user", "content": "Begin."}]
+    if load.rate:
+        await load.all_claimed.wait()
+    all_began = time.perf_counter()
     for number in range(load.turns):
         began = time.perf_counter()
+        if load.rate:
+            due = all_began + (place + number * load.episodes) / load.rate
+            await asyncio.sleep(max(0.0, due - began))
+            began = due
         answer = await connection.post("/v1/chat/completions", {"model": "m", "messages": messages})
         load.waits.append(time.perf_counter() - began)
         said = answer["choices"][0]["message"]["content"]
         if said != f"{offer['episode']} {number}":
             raise AssertionError(f"{offer['episode']} got {said!r} as turn {number}")
         messages += [{"role": "assistant", "content": said}, {"role": "user", "content": f"result {number} " * 16}]
-        await asyncio.sleep(load.tool_seconds)
+        if not load.rate:
+            await asyncio.sleep(load.tool_seconds)
     await connection.post(f"/v1/agent/episodes/{offer['episode']}/end", {"attempt": offer["attempt"], "reward": 1})
     connection.close()
 
@@ -188,7 +205,8 @@ async def main(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder, running(Path(folder)) as service:
         await play(service, Load("warm", 32, options.turns, 0.0))
         for episodes in options.episodes:
-            load, before, memory = Load(f"load-{episodes}", episodes, options.turns, options.tool_ms / 1e3), service.cpu, service.memory
+            load = Load(f"load-{episodes}", episodes, options.turns, options.tool_ms / 1e3, options.rate)
+            before, memory = service.cpu, service.memory
             own, began = time.process_time(), time.perf_counter()
             await play(service, load)
             took, turns = time.perf_counter() - began, episodes * options.turns
@@ -221,5 +239,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Measures the agent service.")
     parser.add_argument("--episodes", type=int, nargs="+", default=[64, 1000], help="episodes at once")
     parser.add_argument("--turns", type=int, default=8, help="of an episode")
-    parser.add_argument("--tool-ms", type=float, default=50.0, help="of an agent's tool, after each turn")
+    asked = parser.add_mutually_exclusive_group()
+    asked.add_argument("--tool-ms", type=float, default=50.0, help="of an agent's tool, after each turn")
+    asked.add_argument("--rate", type=float, default=0.0, help="turns a second of all agents together, which come evenly")
     asyncio.run(main(parser.parse_args()))

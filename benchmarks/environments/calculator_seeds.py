@@ -1,6 +1,6 @@
 """Seeds of the calculator, and its ablations: held-out products right along each run, with the CPU time of the whole stack.
 
-python benchmarks/environments/calculator_seeds.py [--seeds 0 1 2] [--steps 100] [--tools off wrong]
+python benchmarks/environments/calculator_seeds.py [--seeds 0 1 2] [--steps 100] [--tools off wrong] [--note TEXT]
 
 Results of other seeds and tools are kept.
 """
@@ -70,9 +70,10 @@ def curve(seen: Measured) -> list[tuple[int, float]]:
     return sorted((one["version"], one["accuracy"]) for one in found if one.get("accuracy") is not None)
 
 
-def summary(results: list[dict[str, Any]], steps: int) -> str:
+def summary(results: list[dict[str, Any]], steps: int, note: str) -> str:
     """The table."""
-    lines = ["# The calculator over seeds", "", f"{machine()}. A warm-up, then {steps} steps of 16 groups of 8 episodes of two turns.", ""]
+    lines = ["# The calculator over seeds", "", f"{machine()}. {note}"]
+    lines += [f"A warm-up, then {steps} steps of 16 groups of 8 episodes of two turns.", ""]
     lines += ["| tool | seed | held-out before | after | CPU seconds | seconds | commit, day |", "|---|---|---|---|---|---|---|"]
     for one in results:
         shares = f"{one['before']:.3f} | {one['after']:.3f}"
@@ -80,7 +81,7 @@ def summary(results: list[dict[str, Any]], steps: int) -> str:
         lines.append(f"| {one['tool']} | {one['seed']} | {shares} | {cost} |")
     lines += [
         "",
-        "Seconds are those of the runs without the start of the stack, on a machine with other work; CPU seconds are of all its processes.",
+        "Seconds are those of the runs without the start of the stack; CPU seconds are of all its processes.",
     ]
     lines += ["`off`: trained with a tool that knows nothing. `wrong`: the trained model, played with results that are wrong by 111,111."]
     return "\n".join([*lines, ""])
@@ -92,6 +93,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--tools", nargs="*", default=["off", "wrong"], help="the ablations")
+    parser.add_argument("--note", default="", help="what else the machine did")
     parser.add_argument("--out", type=Path, default=HERE / "results")
     options = parser.parse_args()
     stored = options.out / "calculator.json"
@@ -103,8 +105,8 @@ def main() -> None:
             print(f"{one['tool']}, seed {seed}: {one['before']:.3f} -> {one['after']:.3f}", flush=True)
             ordered = sorted(results.values(), key=lambda one: (TOOLS.index(one["tool"]), one["seed"]))
             stored.write_text(json.dumps({"machine": machine(), "results": ordered}, indent=1) + "\n")
-            stored.with_suffix(".md").write_text(summary(ordered, options.steps))
-    print(f"\n{summary(ordered, options.steps)}")
+            stored.with_suffix(".md").write_text(summary(ordered, options.steps, options.note))
+    print(f"\n{summary(ordered, options.steps, options.note)}")
 
 
 if __name__ == "__main__":
