@@ -51,6 +51,13 @@ _STARTING: Final = (
     _Rule(r'secret "gradbus-[\w-]+" not found', _NEVER, "apply the secrets, which `python -m gradbus.deploy kubernetes` prints"),
     _Rule(r'configmap "gradbus-[\w-]+" not found', _NEVER, "apply the manifests again (`kubectl apply --server-side -k`)"),
 )
+_TOLD: Final = (
+    _Rule(
+        r'RuntimeClass "[\w.-]+" not found|no runtime for "[\w.-]+" is configured',
+        _NEVER,
+        "install gVisor on the nodes, and its RuntimeClass, or leave the component gvisor out",
+    ),
+)
 _NO_IMAGE: Final = {"ErrImagePull", "ImagePullBackOff"}
 _BEING_MADE: Final = {"ContainerCreating", "PodInitializing"}
 _WAITS_FOR_POD: Final = {"WaitForFirstConsumer", "WaitForPodScheduled"}
@@ -186,15 +193,21 @@ def _starting(events: Sequence[Event]) -> str:
 
 def _advised(said: str, rules: Sequence[_Rule]) -> str:
     """What to do, and the cluster's words; these alone if no rule is sure."""
-    advice = next((rule.advice for rule in rules if re.search(rule.sign, said) and not re.search(rule.other, said)), "")
+    advice = _advice(said, rules)
     return f"{advice} ({_flat(said)})" if advice else _flat(said)
 
 
+def _advice(said: str, rules: Sequence[_Rule]) -> str:
+    return next((rule.advice for rule in rules if re.search(rule.sign, said) and not re.search(rule.other, said)), "")
+
+
 def _quoted(events: Sequence[Event]) -> str:
-    """The newest one."""
+    """The newest one, with what to do if a rule is sure."""
     if not events:
         return "; no event says why, `kubectl describe` may"
-    return f"; the cluster says ({_flat(f'{events[-1].at} {events[-1].reason}')}): {_flat(events[-1].message)}"
+    newest = events[-1]
+    advice = _advice(newest.message, _TOLD)
+    return f"{'; ' if advice else ''}{advice}; the cluster says ({_flat(f'{newest.at} {newest.reason}')}): {_flat(newest.message)}"
 
 
 def _flat(said: str) -> str:

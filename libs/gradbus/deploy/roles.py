@@ -113,6 +113,7 @@ ROLES: Final[Mapping[str, Role]] = {
                 "GRADBUS_ALLOWED_HOSTS",
                 "GRADBUS_ALLOW_UNISOLATED_NETWORK",
                 "GRADBUS_CHILDREN",
+                "GRADBUS_IN_GVISOR",
                 "GRADBUS_MAX_CHILDREN",
                 "GRADBUS_MAX_MCP_PROCESSES",
                 "GRADBUS_MAX_SANDBOXES",

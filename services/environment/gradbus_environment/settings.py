@@ -22,6 +22,7 @@ class EnvironmentSettings(ProcessSettings):
     children: int = Field(2, ge=1, description="Processes of one run's Python environment that its sessions share.")
     max_children: int = Field(32, ge=1, description="Processes of all runs' Python environments; at the limit, starts wait.")
     max_sandboxes: int = Field(4, ge=1, description="Commands of all runs' Python environments at once; others wait.")
+    in_gvisor: bool = Field(False, description="Whether this process is in gVisor, as its pod's runtime class says: runs may demand it.")
     max_mcp_processes: int = Field(32, ge=1, description="Processes of all runs' MCP servers over stdio; beyond it episodes wait.")
     mcp_commands: dict[str, McpCommand] = Field(
         default_factory=dict, description='MCP servers over stdio by name, as JSON: {"files": {"command": ["/opt/x/server"], "paths": []}}.'
@@ -42,4 +43,5 @@ class EnvironmentSettings(ProcessSettings):
     @property
     def capacity(self) -> Capacity:
         """What the environments of all runs share, made anew at each call."""
-        return Capacity(ProcessBudget(self.max_children), ProcessBudget(self.max_mcp_processes), Sandboxes(self.max_sandboxes))
+        sandboxes = Sandboxes(self.max_sandboxes, in_gvisor=self.in_gvisor)
+        return Capacity(ProcessBudget(self.max_children), ProcessBudget(self.max_mcp_processes), sandboxes)

@@ -1,6 +1,7 @@
 """Environments whose tools execute the policy's code, and whose reward runs hidden tests."""
 
 import asyncio
+import base64
 import json
 from pathlib import Path
 
@@ -8,8 +9,11 @@ import grpc
 import psutil
 import pytest
 
+from gradbus.sandbox.commands.request import Command
 from gradbus.sandbox.commands.run import found_level
 from gradbus.v1 import environment_service_pb2 as pb
+from gradbus_environment.settings import EnvironmentSettings
+from gradbus_environment.worlds.sandboxes import Commands
 
 OK, INVALID, ERROR = pb.ENVIRONMENT_STATUS_OK, pb.ENVIRONMENT_STATUS_INVALID, pb.ENVIRONMENT_STATUS_ERROR
 pytestmark = pytest.mark.skipif(asyncio.run(found_level())[0] is None, reason="this kernel gives no namespaces")
@@ -175,6 +179,17 @@ async def test_gvisor_is_refused_with_what_to_do(episode):
     with pytest.raises(grpc.aio.AioRpcError, match="runtimeClassName") as refused:
         await episode({"source": REQUESTS, "sandbox": "gvisor"}, run_id="gvisor").describe()
     assert refused.value.code() == grpc.StatusCode.FAILED_PRECONDITION
+
+
+async def test_a_service_in_gvisor_meets_the_demand_and_still_confines_each_command(monkeypatch):
+    monkeypatch.setenv("GRADBUS_IN_GVISOR", "true")
+    sandboxes = EnvironmentSettings().capacity.sandboxes
+    inside = Commands(sandboxes, "gvisor")
+    assert await inside.confinement() == f"{await inside.level()} in gVisor"
+    asked = Command(("cat",), stdin=b"said").document()
+    async with asyncio.timeout(30) as limit:
+        outcome = await inside.execute(asked, limit)
+    assert base64.b64decode(outcome["outcome"]["stdout"]) == b"said", outcome
 
 
 FORGE = """import os

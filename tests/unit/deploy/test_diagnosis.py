@@ -76,6 +76,24 @@ def test_each_trouble_is_named_once_with_what_to_do():
 @pytest.mark.parametrize(
     "items",
     [
+        [
+            pod_set(made=0),
+            event("FailedCreate", 'pods "x" is forbidden: pod rejected: RuntimeClass "gvisor" not found', "x-5d8f", "ReplicaSet"),
+        ],
+        [
+            pod("x", CREATING, conditions=[{"type": "PodScheduled", "status": "True"}]),
+            event("FailedCreatePodSandBox", 'failed to get sandbox runtime: no runtime for "runsc" is configured'),
+        ],
+    ],
+)
+def test_a_runtime_class_that_is_not_there_is_told_with_what_to_do(items):
+    (line,) = lines_of(*items)
+    assert "; install gVisor on the nodes, and its RuntimeClass, or leave the component gvisor out; the cluster says" in line
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
         [],
         [pod(conditions=[READY], status={"containerStatuses": [container(ready=True, lastState=ended(1))]})],
         [pod(status={"phase": "Failed", "reason": "Terminated"})],

@@ -115,7 +115,7 @@ def test_values_change_images_replicas_and_settings(tmp_path):
 @pytest.mark.skipif(not HELM, reason="GRADBUS_TEST_HELM_PYTHON names no interpreter with helm-sdkpy")
 def test_an_unknown_profile_is_refused(tmp_path):
     logged = subprocess.run([HELM, "-c", LINT, str(with_profile(tmp_path, "big"))], capture_output=True, text=True, check=True).stderr
-    assert "there is no profile big; set profile to base, dev, gpu, spot, ha, ranks, kueue, keda" in logged
+    assert "there is no profile big; set profile to base, dev, gpu, spot, ha, ranks, kueue, keda, gvisor" in logged
 
 
 def with_profile(folder, profile):
@@ -359,6 +359,14 @@ def test_a_worker_on_a_gpu_asks_for_one_and_has_no_limit_of_allocations(manifest
         assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
         variables = {one["name"]: one.get("value") for one in container["env"]}
         assert (variables["GRADBUS_DEVICE"], "GRADBUS_MEMORY_LIMIT" in variables) == ("cuda", False)
+
+
+def test_what_executes_users_code_is_in_gvisor_and_says_so(manifests):
+    classes = {name: pod.get("runtimeClassName") for name, pod in pods(manifests.effective("gvisor")).items()}
+    assert {name for name, given in classes.items() if given} == {"environment", "reward"}
+    assert {given for given in classes.values() if given} == {"gvisor"}
+    (container,) = pods(manifests.effective("gvisor"))["environment"]["containers"]
+    assert {"name": "GRADBUS_IN_GVISOR", "value": "true"} in container["env"]
 
 
 def test_ranks_differ_by_their_number_alone_and_meet_at_the_first(manifests):

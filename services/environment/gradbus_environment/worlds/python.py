@@ -59,7 +59,7 @@ class PythonWorld:
         """The tools, and a digest of the source and of Python."""
         try:
             async with asyncio.timeout(seconds):
-                level = await self._commands.level() if self._commands else ""
+                confinement = await self._commands.confinement() if self._commands else ""
                 loaded = (await self._children.any_process()).loaded
         except SourceError as error:
             raise EnvironmentRefusedError(str(error)) from error
@@ -69,7 +69,7 @@ class PythonWorld:
             ) from error
         digest = hashlib.sha256(canonical({"source": self._source, "python": str(loaded.get("python"))}).encode("utf-8", "replace"))
         tools = [_tool(one) for one in loaded.get("tools", [])]
-        return Description("Environment", digest.hexdigest(), determinism="seeded", tools=tools, sandbox=level)
+        return Description("Environment", digest.hexdigest(), determinism="seeded", tools=tools, sandbox=confinement)
 
     async def open(self, session: Session, seconds: float) -> Answer:
         """Calls `reset`."""

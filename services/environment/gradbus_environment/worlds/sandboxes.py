@@ -21,8 +21,10 @@ _LEAST_SECONDS = 1.0
 class Sandboxes:
     """Runs at most `limit` commands of all runs at once."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, in_gvisor: bool = False) -> None:
+        """`in_gvisor`: the whole service is in it, as the operator says."""
         self.places = Places(limit)
+        self.in_gvisor = in_gvisor
         self._found = FoundLevel("commands")
         self._bubblewrap = FoundLevel("commands", ["bubblewrap"])
 
@@ -42,11 +44,14 @@ class Commands:
     """Executes the commands of one run."""
 
     def __init__(self, sandboxes: Sandboxes, demanded: str) -> None:
-        """`demanded`: of the run's spec; `namespaces` is met by bubblewrap too. Raises EnvironmentRefusedError for `gvisor`."""
-        if demanded == "gvisor":
+        """`demanded`: of the run's spec; `namespaces` is met by bubblewrap too.
+
+        Raises EnvironmentRefusedError for `gvisor` where this service is not in it.
+        """
+        if demanded == "gvisor" and not sandboxes.in_gvisor:
             raise EnvironmentRefusedError(
-                'gVisor confines pods of a cluster, and this service starts none; ask for sandbox = "namespaces", or run the code in a '
-                "service of your own in pods whose runtimeClassName is gVisor's"
+                'this environment service is not in gVisor; ask for sandbox = "namespaces", deploy it with the component gvisor, or run '
+                "the code in a service of your own in pods whose runtimeClassName is gVisor's"
             )
         self._sandboxes = sandboxes
         self._demanded = demanded
@@ -54,6 +59,10 @@ class Commands:
     async def level(self) -> Level:
         """Raises EnvironmentRefusedError if the demanded one, or any, cannot be had here."""
         return await self._sandboxes.level(self._demanded)
+
+    async def confinement(self) -> str:
+        """All that confines a command. Raises as `level` does."""
+        return f"{await self.level()}{' in gVisor' if self._sandboxes.in_gvisor else ''}"
 
     async def execute(self, asked: Any, limit: asyncio.Timeout) -> Document:
         """What came of a command that the child asks for. The wait for a place is not counted in `limit`. Raises UserCodeError.
