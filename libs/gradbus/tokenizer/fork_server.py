@@ -21,10 +21,10 @@ import sys
 from importlib import import_module
 from typing import Any, Final
 
+from gradbus.parent_death import die_with
 from gradbus.tokenizer.child import serve
 from gradbus.tokenizer.errors import described
 from gradbus.tokenizer.frames import CONTROL_BYTES, Frame
-from gradbus.tokenizer.limits import die_with
 
 _WARM: Final = (
     "transformers.models.auto.tokenization_auto",

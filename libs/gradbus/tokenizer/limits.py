@@ -1,13 +1,10 @@
-"""Limits of a tokenizer's process: memory, CPU, priority, files, and its life."""
+"""Limits of a tokenizer's process: memory, CPU, priority and files."""
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import resource
-import signal
-import sys
 from pathlib import Path
 from typing import Final
 
@@ -16,15 +13,6 @@ from gradbus.niceness import USERS_NICENESS
 MEMORY_BYTES: Final = 1 << 30
 """The largest tokenizers in use, 256,000 tokens with 500,000 merges, need 640 MB while they load."""
 _OPEN_FILES: Final = 64
-_PR_SET_PDEATHSIG: Final = 1
-
-
-def die_with(parent: int) -> None:
-    """Ends this process when the process `parent`, which started it, ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)  # it ended before the death signal was set
 
 
 def limit_process() -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pydantic import Field
 
+from gradbus.parent_death import signal_at_parent_death
 from gradbus.process import ProcessSettings
 from gradbus.spec import DEFAULT_QUEUE
-
-_PR_SET_PDEATHSIG = 1
 
 
 class Settings(ProcessSettings):
@@ -55,8 +51,8 @@ class TorchrunRank:
 
 def end_with_launcher() -> None:
     """Asks the kernel to kill this rank when torchrun is killed: the rank has a session of its own, which nothing else would end."""
-    if sys.platform == "linux" and "TORCHELASTIC_RUN_ID" in os.environ:
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        signal_at_parent_death()
 
 
 def choose_accelerator(device: str) -> None:

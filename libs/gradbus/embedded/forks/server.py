@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gradbus.embedded.forks.client import MESSAGE_BYTES
-from gradbus.tokenizer.limits import die_with
+from gradbus.parent_death import die_with
 
 _PR_SET_NAME: Final = 15
 _ARGUMENTS: Final = 48
