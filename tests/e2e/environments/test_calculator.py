@@ -29,7 +29,7 @@ def asked(sample):
     return numbers if all(type(number) is int for number in numbers) else None
 
 
-@pytest.mark.slow  # a run in an environment with calls is in the tests of environments; this one has a warm-up of 150 steps
+@pytest.mark.slow  # a run in an environment with calls is in the tests of environments; this one has a warm-up of its own
 def test_a_warmed_up_model_calls_the_tool_and_is_trained_by_what_it_then_answers(lab, gradbus, data):
     warm_up = load_spec(CALCULATOR / "warm_up.toml", ["schedule.steps=60"])
     warm_up["model"]["path"], warm_up["data"]["train"] = str(data / "model"), str(data / "warm_up.jsonl")

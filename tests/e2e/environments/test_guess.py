@@ -11,11 +11,11 @@ from gradbus.client import load_spec
 GUESS = Path(__file__).parents[3] / "examples" / "guess"
 LETTERS = "abc"
 SETTINGS = [
-    "schedule.steps=60",
+    "schedule.steps=50",
     "schedule.groups_per_step=6",
     "environment.max_turns=2",
     "trainer.learning_rate=4e-3",
-    "evaluation.every=60",
+    "evaluation.every=50",
 ]
 
 
