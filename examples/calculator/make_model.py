@@ -1,6 +1,6 @@
 """Three-digit products by a tool, `473*286=` -> `mul(473,286)` -> `135278.` -> `135278.`: a model with random weights, and the data.
 
-A warm-up shows how calls and answers are written, by somebody clumsy who is right in two of five: the greedy policy is wrong both times.
+A warm-up shows how calls and answers are written, by somebody clumsy who is right a little less than half of the time: the greedy policy is mostly wrong.
 
     python examples/calculator/make_model.py [--seed 0] [FOLDER]
 """
@@ -32,7 +32,7 @@ class Settings:
     seed: int = 0
     characters: str = ").0123456789*=(,?mul"
     """The two that end a turn come first: their ids are 3 and 4."""
-    right: float = 2 / 5
+    right: float = 0.45
     """Share of the warm-up's calls that are right, and of its answers."""
     rows: int = 8_000
     evaluated: int = 512

@@ -5,8 +5,8 @@ from agent_endpoint import Load, play, running
 from agent_queue import Queue
 
 
-async def played(folder, episodes, turns, tool_seconds):
-    load = Load("many", episodes, turns, tool_seconds)
+async def played(folder, episodes, turns, tool_seconds=0.0, rate=0.0):
+    load = Load("many", episodes, turns, tool_seconds, rate)
     with running(folder) as service:
         await play(service, load)
     assert sorted(load.claimed) == sorted(f"train.0.{number}.0" for number in range(episodes)), "each one was claimed once"
@@ -15,7 +15,11 @@ async def played(folder, episodes, turns, tool_seconds):
 
 
 async def test_episodes_side_by_side_are_not_confused(tmp_path):
-    await played(tmp_path, 64, 3, 0.0)
+    await played(tmp_path, 64, 3)
+
+
+async def test_agents_that_ask_at_an_even_rate_play_all_their_turns(tmp_path):
+    await played(tmp_path, 16, 3, rate=100.0)
 
 
 @pytest.mark.slow

@@ -39,14 +39,14 @@ def test_the_ablations_have_the_same_rows_with_another_tool(folder):
         assert files[0] == files[1] == files[2]
 
 
-def test_two_fifths_of_the_calls_and_of_the_answers_shown_is_right(folder):
+def test_a_little_less_than_half_of_the_calls_and_of_the_answers_shown_is_right(folder):
     shown = rows(folder / "warm_up.jsonl")
     calls = [row for row in shown if row["completion"].startswith("mul")]
     right = [row for row in calls if row["completion"][4:-1] == row["prompt"][:-1].replace("*", ",")]
     answers = [row for row in shown if row not in calls]
     assert len(calls) == len(answers) == 300
-    assert 90 < len(right) < 150
-    assert 90 < sum(row["prompt"].endswith(row["completion"]) for row in answers) < 150
+    assert 105 < len(right) < 165
+    assert 105 < sum(row["prompt"].endswith(row["completion"]) for row in answers) < 165
 
 
 def test_every_character_is_a_token_and_two_of_them_end_a_turn(folder, examples):
