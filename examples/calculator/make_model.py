@@ -1,6 +1,7 @@
 """Three-digit products by a tool, `473*286=` -> `mul(473,286)` -> `135278.` -> `135278.`: a model with random weights, and the data.
 
-A warm-up shows how calls and answers are written, by somebody clumsy who is right a little less than half of the time: the greedy policy is mostly wrong.
+A warm-up shows how calls and answers are written, by somebody clumsy who is right a little less than half of the time: the greedy policy
+is mostly wrong.
 
     python examples/calculator/make_model.py [--seed 0] [FOLDER]
 """
