@@ -58,7 +58,7 @@ def main() -> int:
 
 def learn(client: Client, data: Path, seed: int, steps: int, tool: str) -> Trained:
     """Warm-up and training, shown as they go. Raises GradbusError if a run fails."""
-    chapter("2", "A warm-up by imitation of somebody clumsy, whose calls and answers are right once in three times")
+    chapter("2", "A warm-up by imitation of somebody clumsy, whose calls and answers are right 45 times in a hundred")
     warm = train(client, FOLDER / "warm_up.toml", body("warm_up.toml", data, seed))
     chapter("3", f"Reinforcement learning: {steps} steps of GRPO, 16 products a step, 8 episodes of two turns to each")
     of_training = "off" if tool == "off" else "on"

@@ -38,8 +38,16 @@ class Overlay:
 
 def overlays() -> dict[str, Overlay]:
     """By the name of the folder."""
-    made = (dev, gpu, spot, ha, ranks, kueue, keda, gvisor)
-    return {one.__name__: one() for one in made}
+    return {
+        "dev": dev(),
+        "gpu": gpu(),
+        "spot": spot(),
+        "ha": ha(),
+        "ranks": ranks(),
+        "kueue": kueue(),
+        "keda": keda(),
+        "gvisor": gvisor(),
+    }
 
 
 def dev() -> Overlay:
@@ -127,6 +135,17 @@ def kueue() -> Overlay:
 _NO_TRAINER: Final = patch("Deployment", "trainer", {"replicas": 0})
 
 
+def gvisor() -> Overlay:
+    """What executes users' code in gVisor. A runtime class of another name is patched in."""
+    told = {"name": "GRADBUS_IN_GVISOR", "value": "true"}
+    patches = [
+        _container(_workload("environment"), {"env": [told]}, runtimeClassName="gvisor"),
+        _container(_workload("reward"), {}, runtimeClassName="gvisor"),
+    ]
+    about = "Users' environments and graders in pods of the RuntimeClass gvisor. Not tried with gVisor."
+    return Overlay(about, (), tuple(patches))
+
+
 def keda() -> Overlay:
     """Rollout workers by the number of groups that wait for their samples."""
     asks = {"serverAddress": PROMETHEUS, "query": WAITING, "threshold": str(GROUPS_PER_WORKER)}
@@ -141,18 +160,6 @@ def keda() -> Overlay:
     return Overlay(about, (named("keda.sh/v1alpha1", "ScaledObject", "rollout", "rollout", spec=spec),))
 
 
-def gvisor() -> Overlay:
-    """What executes users' code in gVisor. A runtime class of another name is patched in."""
-    told = {"name": "GRADBUS_IN_GVISOR", "value": "true"}
-    patches = [
-        _container(_workload("environment"), {"env": [told]}, runtimeClassName=GVISOR),
-        _container(_workload("reward"), {}, runtimeClassName=GVISOR),
-    ]
-    about = "Users' environments and graders in pods of the RuntimeClass gvisor. Not tried with gVisor."
-    return Overlay(about, (), tuple(patches))
-
-
-GVISOR: Final = "gvisor"
 PROMETHEUS: Final = "http://prometheus.monitoring:9090"
 WAITING: Final = 'sum(gradbus_groups_waiting{gradbus_stage="sampling"}) or vector(0)'
 GROUPS_PER_WORKER: Final = 32

@@ -31,8 +31,8 @@ def game(tmp_path_factory):
     assert fewer != source
     body = load_spec(GUESS / "guess.toml", [*SETTINGS, f"evaluation.samples={len(LETTERS)}"])
     body["model"]["path"], body["data"] = str(data / "model"), {"train": str(rows), "eval": str(rows)}
-    body["environment"] = {**body["environment"], "source": fewer}
-    del body["environment"]["file"]
+    body["environment"]["file"] = str(data / "environment.py")
+    (data / "environment.py").write_text(fewer)
     return body
 
 
